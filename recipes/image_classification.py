@@ -4,7 +4,6 @@
     python recipes/image_classification.py --data photos/ --model resnet50            # photos/<class>/*.jpg
     python recipes/image_classification.py --data photos/ --model resnet18 --weights resnet18.pdparams
     python recipes/image_classification.py --data datasets:cifar10 --model openai/clip-vit-base-patch32
-    python recipes/image_classification.py --config recipes/configs/vit/image_classification.yaml
 
 By default, a small transformer is first pretrained on the handwritten digits 0 to 4 of scikit-learn, and then
 fine-tuned on a few images of the digits 5 to 9. Your own images need a `--model`. Images are opened when they are
@@ -23,11 +22,10 @@ import numpy as np
 import paddle
 from common import classification, error
 from common.arguments import RecipeArguments, option, parse
-from common.fine_tuning import fine_tune
+from common.fine_tuning import FineTuner, fine_tune
 from common.pretrained import name_classes
 from common.rows import STEMS, deal, first_of_each, load_parts
 from common.start import entry_point
-from common.trainers import FineTuner
 from paddle.vision import models
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import CLIPVisionConfig
@@ -50,12 +48,10 @@ class Arguments(RecipeArguments):
 
     recipe = "image_classification"
     metrics = ("accuracy", "macro_f1", "matthews", "loss")
-
     model: Optional[str] = option(None, "a model of paddle.vision (resnet50), a CLIP model's folder or name, or digits")
     weights: Optional[str] = option(None, "a .pdparams file for paddle.vision, or none (random); by default a download")
     data: str = option("digits", "digits, a folder with one subfolder per class, paddlenlp:NAME, datasets:NAME")
     flip: bool = option(True, "mirror half of the training images, except digits; False for letters and signs")
-
     learning_rate: float = 1e-3
     num_train_epochs: float = 15
     early_stopping_patience: int = 5
@@ -131,7 +127,7 @@ class Images:
         return classification.class_scores(prediction.predictions, prediction.label_ids)
 
     def judge(self, logits, labels):
-        return classification.judge(logits, labels, self.names, [image for image, _ in self.rows])
+        return classification.judge(logits, labels, self.names, self.rows)
 
     def __getitem__(self, index):
         image, name = self.rows[index]
@@ -195,20 +191,20 @@ class VisionModel(paddle.nn.Layer):
 class ImageTuner(FineTuner):
     """The Trainer: larger images are cropped to `size` at a random place and, with `flip`, mirrored at random."""
 
-    size, flip = 0, False
+    size = 0
 
     def compute_loss(self, model, inputs, return_outputs=False):
         """Return the loss on cropped images; what is drawn depends on the seed, the step and the images alone."""
         pixels = inputs["pixel_values"]
         margin = pixels.shape[-1] - self.size
-        if margin or (self.flip and model.training):
+        if margin or (self.args.flip and model.training):
             pixels = pixels.numpy()
             draw = np.random.default_rng([self.args.seed, self.state.global_step, zlib.crc32(pixels.tobytes())])
             cropped = np.empty([*pixels.shape[:2], self.size, self.size], "float32")
             places = draw.integers(margin + 1, size=[len(pixels), 2])
             for image, into, (top, left) in zip(pixels, cropped, places):
                 part = image[:, top : top + self.size, left : left + self.size]
-                into[:] = part[:, :, ::-1] if self.flip and draw.random() < 0.5 else part
+                into[:] = part[:, :, ::-1] if self.args.flip and draw.random() < 0.5 else part
             inputs["pixel_values"] = paddle.to_tensor(cropped)
         return super().compute_loss(model, inputs, return_outputs)
 
@@ -266,20 +262,19 @@ def build(args, parts):
     if len(names) < 2:
         raise error(f"A classifier needs at least two classes; the images have {names}.", data=args.data)
     model, size, norm = load_classifier(args, names)
-    larger = size if args.model == "digits" else size * 8 // 7
-    sizes = {"train": larger, "validation": size, "test": size}
+    sizes = {"train": size if args.model == "digits" else size * 8 // 7, "validation": size, "test": size}
     data = {split: Images(getattr(parts, split), names, sizes[split], norm) for split in sizes}
     trainer = ImageTuner(model, args, data, collate)
-    trainer.size, trainer.flip = size, args.flip
+    trainer.size = size
     return trainer, names
 
 
 def run(argv):
-    args, argv = parse(argv, Arguments)
+    args = parse(argv, Arguments)
     parts = load_images(args.data)
     trainer, names = build(args, parts)
     noted = {"classes": names, "size": trainer.size}
-    fine_tune(trainer, classification.majority_score(parts.test), argv, parts, noted)
+    fine_tune(trainer, classification.majority_score(parts.test), parts, noted)
 
 
 main = entry_point(run)

@@ -3,7 +3,6 @@
     python recipes/language_model_sft.py
     python recipes/language_model_sft.py --data rows.jsonl --source_field prompt --target_field response
     python recipes/language_model_sft.py --data rows.jsonl --model runs/language_model_sft-20261121-140000 --lora_rank 8
-    python recipes/language_model_sft.py --config recipes/configs/llama/language_model_sft.yaml
 
 By default, a small untrained LLaMA learns to describe a function of Python's standard library, given its name, byte by
 byte. A file has prompts with answers (`source` and `target`, or Alpaca's `instruction`, `input` and `output`), or
@@ -19,13 +18,12 @@ import numpy as np
 import paddle
 from common import error
 from common.arguments import RecipeArguments, option, parse
-from common.fine_tuning import Score, fine_tune
+from common.fine_tuning import Score, TokenTrainer, fine_tune, logits_of, token_scores
 from common.language_data import IGNORED, VOCABULARY, Messages, by_bytes, by_tokenizer, load_pairs, padded, unigram
-from common.library_data import function_names
+from common.library_data import named_functions
 from common.pretrained import load_model, load_tokenizer, longest
 from common.rows import set_length
 from common.start import entry_point
-from common.trainers import TokenTrainer, logits_of, token_scores
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.trainer import set_seed
 
@@ -41,7 +39,6 @@ class Arguments(RecipeArguments):
 
     recipe = "language_model_sft"
     metrics = ("perplexity", "accuracy", "loss")
-
     model: str = option("LlamaForCausalLM", "a PaddleNLP class (untrained), a folder or a hub name")
     lora_rank: int = option(0, "train adapters (LoRA) of this rank instead of the weights; 0 is off", least=0)
     data: str = option("docstrings", "docstrings, a JSON or table file or folder, paddlenlp:NAME, datasets:NAME")
@@ -49,7 +46,6 @@ class Arguments(RecipeArguments):
     target_field: Optional[str] = option(None, "column of the answer")
     max_length: Optional[int] = option(None, "maximum tokens of a row; by default 99 % of the rows fit", least=8)
     encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
-
     optim: str = "came"
     learning_rate: float = 1.5e-3
     num_train_epochs: float = 2
@@ -78,13 +74,6 @@ def collate(rows):
     return {"input_ids": paddle.to_tensor(inputs), "labels": paddle.to_tensor(labels)}
 
 
-def named_functions():
-    """Return the `Parts` of conversations: the name of a function, its description."""
-    parts = function_names()
-    talks = parts.each(lambda rows: [(("user", f"{b}: "), ("assistant", a)) for a, b in rows])
-    return dataclasses.replace(parts, **talks)
-
-
 def build(args, parts):
     """Return a Trainer with a model for the rows, and the unigram perplexity of the test rows."""
     set_seed(args.seed)
@@ -111,10 +100,10 @@ def build(args, parts):
 
 
 def run(argv):
-    args, argv = parse(argv, Arguments)
+    args = parse(argv, Arguments)
     parts = load_pairs(args, own={"docstrings": named_functions}, conversations=True)
     trainer, baseline = build(args, parts)
-    fine_tune(trainer, Score("perplexity", "unigram", baseline), argv, parts)
+    fine_tune(trainer, Score("perplexity", "unigram", baseline), parts)
 
 
 main = entry_point(run)

@@ -3,7 +3,6 @@
     python recipes/masked_lm_pretraining.py
     python recipes/masked_lm_pretraining.py --data texts.txt --model ernie-3.0-base-zh      # one text per line
     python recipes/masked_lm_pretraining.py --data datasets:imdb --text_column text --max_length 128
-    python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
 
 By default, MiniLM (from a package that `make` installs) trains on sentences from the docstrings of Python's library.
 `--model BertForMaskedLM` trains a small new model. Other recipes accept the folder of the run as `--model`.
@@ -19,12 +18,11 @@ import common.start  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common.arguments import RecipeArguments, option, parse
-from common.fine_tuning import Score, fine_tune
+from common.fine_tuning import Score, TokenTrainer, fine_tune, logits_of, token_scores
 from common.library_data import docstring_texts
 from common.pretrained import load_encoder
 from common.rows import Encoded, load_tables, rows_of_columns, with_special_tokens
 from common.start import entry_point
-from common.trainers import TokenTrainer, logits_of, token_scores
 from paddlenlp.data import DataCollatorWithPadding
 
 MASKED = 0.15  # share of the tokens
@@ -36,13 +34,11 @@ class Arguments(RecipeArguments):
 
     recipe = "masked_lm_pretraining"
     metrics = ("accuracy", "perplexity", "loss")
-
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a text, table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     text_column: Optional[str] = option(None, "column of the text, in tables; in a .txt each line is a text")
     max_length: Optional[int] = option(None, "tokens per row, else a text is several; by default 99 % fit", least=8)
     encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
-
     optim: str = "lamb"
     learning_rate: float = 3e-3
     layerwise_head_ratio: float = 4.0
@@ -124,7 +120,7 @@ def build(args, parts):
 
 
 def run(argv):
-    args, argv = parse(argv, Arguments)
+    args = parse(argv, Arguments)
     wanted = {"text_column": args.text_column}
 
     def texts(names, table, source, notes):
@@ -132,7 +128,7 @@ def run(argv):
 
     parts = load_tables(args, wanted, texts, own={"docstrings": docstring_texts}, key=str)
     trainer, baseline = build(args, parts)
-    fine_tune(trainer, Score("accuracy", "most frequent token", baseline), argv, parts)
+    fine_tune(trainer, Score("accuracy", "most frequent token", baseline), parts)
 
 
 main = entry_point(run)

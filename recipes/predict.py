@@ -31,10 +31,9 @@ BATCH = 32  # inputs
 
 
 def read_inputs(args, expected, notes):
-    """Return an iterable of tuples: the texts of each input, or a conversation; count those without a text.
+    """Return an iterable of tuples, the texts of each input or a conversation; `expected` is what the run noted.
 
-    In a file with several columns, the texts are in the columns of the command line, or else in columns with the names
-    that the training read, or else in columns with usual names. `expected` is what the run noted.
+    Columns are those of the command line, or else those that the training read, or else those with usual names.
     """
     path, trained_on, width = Path(args.input or ""), expected.get("columns", {}), 2 if expected.get("pair") else 1
     if args.inputs:

@@ -2,7 +2,6 @@
 
     python recipes/seq2seq.py
     python recipes/seq2seq.py --data news.jsonl --source_field article --target_field summary --model t5-small
-    python recipes/seq2seq.py --config recipes/configs/t5/seq2seq.yaml
     python recipes/seq2seq.py --resume_from_checkpoint runs/seq2seq-20261121-140000
 
 By default, a small untrained T5 learns to convert dates in words to digits. A file has columns or JSON objects with a
@@ -18,13 +17,12 @@ import common.start  # noqa: F401 - before Paddle
 import paddle
 from common.arguments import RecipeArguments, option, parse
 from common.files import CJK
-from common.fine_tuning import Score, fine_tune
+from common.fine_tuning import FineTuner, Score, fine_tune
 from common.language_data import IGNORED, load_pairs
 from common.library_data import written_dates
 from common.pretrained import load_model, load_tokenizer, longest
 from common.rows import Encoded, set_length
 from common.start import entry_point
-from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForSeq2Seq
 from paddlenlp.trainer import set_seed
 
@@ -35,7 +33,6 @@ class Arguments(RecipeArguments):
 
     recipe = "seq2seq"
     metrics = ("rouge_1", "rouge_l", "loss")
-
     model: str = option("T5ForConditionalGeneration", "a PaddleNLP class (untrained), a folder or a hub name")
     data: str = option("dates", "dates, a .csv, .tsv, .json or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
     source_field: Optional[str] = option(None, "column of the source text")
@@ -43,7 +40,6 @@ class Arguments(RecipeArguments):
     max_length: Optional[int] = option(None, "maximum tokens of a source; by default 99 % of them fit", least=4)
     max_target_length: Optional[int] = option(None, "maximum tokens of a target; by default 99 % fit", least=3)
     encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
-
     optim: str = "adafactor"
     learning_rate: float = 3e-3
     weight_decay: float = 0.0
@@ -82,8 +78,6 @@ def _cut(ids, length):
 class Writer(FineTuner):
     """The Trainer; it evaluates texts that the model writes by greedy search."""
 
-    max_new_tokens = 8  # tokens of an output
-
     def compute_loss(self, model, inputs, return_outputs=False):
         outputs = model(**inputs)
         return (outputs[0], outputs) if return_outputs else outputs[0]
@@ -94,7 +88,7 @@ class Writer(FineTuner):
         with paddle.no_grad():
             loss = self.compute_loss(model, inputs)
             read = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            greedily = {"max_new_tokens": self.max_new_tokens, "decode_strategy": "greedy_search"}
+            greedily = {"max_new_tokens": self.args.max_target_length, "decode_strategy": "greedy_search"}
             written = self.model.generate(**read, **greedily)[0]
         return loss, written, inputs["labels"]
 
@@ -147,19 +141,17 @@ def build(args, parts):
         set_length(args, parts.train, count, longest(model, tokenizer), name)
     data = parts.each(lambda rows: Pairs(rows, tokenizer, args))
     collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
-    trainer = Writer(model, args, data, collator, tokenizer)
-    trainer.max_new_tokens = args.max_target_length
-    return trainer
+    return Writer(model, args, data, collator, tokenizer)
 
 
 def run(argv):
-    args, argv = parse(argv, Arguments)
+    args = parse(argv, Arguments)
     parts = load_pairs(args, own={"dates": written_dates})
     first = best_lead(parts.train)
     leads = [" ".join(words(source)[:first]) for source, _ in parts.test]
     baseline = rouge(leads, [target for _, target in parts.test])["rouge_1"]
     trainer = build(args, parts)
-    fine_tune(trainer, Score("rouge_1", f"the first {first} words", baseline), argv, parts)
+    fine_tune(trainer, Score("rouge_1", f"the first {first} words", baseline), parts)
 
 
 main = entry_point(run)

@@ -19,12 +19,11 @@ import common.start  # noqa: F401 - before Paddle
 from common import classification
 from common.arguments import RecipeArguments, choose_metric, option, parse
 from common.comparison import Study
-from common.fine_tuning import fine_tune
+from common.fine_tuning import FineTuner, fine_tune
 from common.pretrained import load_encoder
 from common.rows import Encoded
 from common.start import entry_point
 from common.text_data import READING, load_splits, sample, tokens_of
-from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorWithPadding
 
 
@@ -34,7 +33,6 @@ class Arguments(RecipeArguments):
 
     recipe = "text_classification"
     metrics = ("accuracy", "macro_f1", "matthews", "micro_f1", "exact", "rmse", "pearson", "loss")
-
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     text_column: Optional[str] = option(None, "column of the text: name, or number from 0")
@@ -63,8 +61,7 @@ class Texts(Encoded):
         return classification.scores(self.splits, prediction.predictions, prediction.label_ids)
 
     def judge(self, logits, labels):
-        texts = [text for text, _ in self.rows]
-        return classification.judge(logits, labels, self.splits.labels, texts, self.splits.kind)
+        return classification.judge(logits, labels, self.splits.labels, self.rows, self.splits.kind)
 
 
 def build(args, splits):
@@ -74,27 +71,27 @@ def build(args, splits):
     rows = {"train": splits.train, **by_length}  # less padding
     data = {part: Texts(rows[part], tokenizer, args.max_length, splits) for part in rows}
     trainer = FineTuner(model, args, data, DataCollatorWithPadding(tokenizer), tokenizer)
-    trainer.loss = classification.LOSSES[splits.kind]
+    trainer.loss, _ = classification.KINDS[splits.kind]
     return trainer
 
 
 def run(argv):
-    args, argv = parse(argv, Arguments)
+    args = parse(argv, Arguments)
     if args.compare:
         unsaved = ["--evaluation_strategy=no", "--save_strategy=no", "--no_load_best_model_at_end"]
         decays, seeds = [1.0, args.layerwise_lr_decay], range(args.seed, args.seed + args.compare_seeds)
-        given = [*argv, "--compare=False", *unsaved]  # each run adds its own rate, decay, seed and folder
+        given = [*args.argv, "--compare=False", *unsaved]  # each run adds its own rate, decay, seed and folder
         Study(args.recipe, given, args.compare_learning_rates, decays, seeds, args.output_dir).run()
         return
     splits = load_splits(args.data, **{name: getattr(args, name) for name in READING})
     if args.data == "docstrings":  # two cores learn them in minutes; 99 % of the rows would be twice the tokens
         args.max_length = args.max_length or 64
         splits = dataclasses.replace(splits, train=sample(splits.train, 50, args.seed))
-    choose_metric(args, classification.METRICS[splits.kind], argv)
+    choose_metric(args, classification.KINDS[splits.kind][1])
     trainer = build(args, splits)
     noted = {"pair": "text_pair_column" in splits.notes.columns, "kind": splits.kind}
     noted |= {"scale": splits.scale} if splits.kind == "scores" else {}
-    fine_tune(trainer, classification.baseline(splits), argv, splits, noted)
+    fine_tune(trainer, classification.baseline(splits), splits, noted)
 
 
 main = entry_point(run)

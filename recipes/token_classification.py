@@ -3,7 +3,6 @@
     python recipes/token_classification.py
     python recipes/token_classification.py --data ner/ --model ernie-3.0-base-zh    # train.conll, dev.conll...
     python recipes/token_classification.py --data paddlenlp:msra_ner --model ernie-3.0-base-zh --learning_rate 5e-5
-    python recipes/token_classification.py --config recipes/configs/minilm/token_classification.yaml
 
 By default, MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
 function, exceptions or constants. Files have a word and its tag per line (BIO, BIOES or BMES) and an empty line between
@@ -24,12 +23,11 @@ from common import error, silent
 from common.arguments import RecipeArguments, choose_metric, option, parse
 from common.classification import shown, table_of_scores
 from common.files import BETWEEN, CJK, TAGGED, placed, read_tagged, tagged_rows
-from common.fine_tuning import Score, fine_tune
+from common.fine_tuning import FineTuner, Score, fine_tune
 from common.library_data import tagged_docstrings
 from common.pretrained import load_encoder
 from common.rows import Encoded, load_parts, split_files, with_special_tokens
 from common.start import entry_point
-from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForTokenClassification
 from seqeval.metrics import classification_report, f1_score
 from seqeval.metrics.sequence_labeling import get_entities
@@ -43,23 +41,18 @@ class Arguments(RecipeArguments):
 
     recipe = "token_classification"
     metrics = ("f1", "accuracy", "loss")
-
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a CoNLL or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     word_column: int = option(0, "number of the word's column, from 0; negative numbers count from the end")
     tag_column: int = option(-1, "number of the tag's column")
     max_length: Optional[int] = option(None, "maximum tokens per window; by default 99 % of the sentences fit", least=4)
     encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
-
     num_train_epochs: float = 2
     metric_for_best_model: str = "f1"
 
 
 class TaggedWords(Encoded):
-    """Tokenized sentences, in windows that overlap by a quarter; the first token of each word has its tag.
-
-    A word belongs to one window, in which it stands far from the ends.
-    """
+    """Sentences in windows that overlap by a quarter; a word's tag is at its first token, in one window."""
 
     unit = "words"
 
@@ -109,10 +102,10 @@ class TaggedWords(Encoded):
         tables = {"Entities by type": table_of_scores("type", types, ("precision", "recall", "f1-score", "support"))}
         mistakes = []
         for (words, _), tags, other in zip(self.rows, expected, found):
-            right, got = set(get_entities(tags)), set(get_entities(other))
+            right, got = entities_of(words, tags), entities_of(words, other)
             if right != got:
-                cells = joined(words), _spans(words, right - got), _spans(words, got - right)
-                mistakes.append(tuple(map(shown, cells)))
+                missed, wrong = ([e for e in right if e not in got], [e for e in got if e not in right])
+                mistakes.append(tuple(map(shown, (joined(words), named(missed), named(wrong)))))
         if mistakes:
             tables["Sentences with mistakes"] = (("sentence", "missed", "wrongly found"), mistakes[:10])
         return {"entities": types}, tables
@@ -131,11 +124,7 @@ def joined(words):
 
 def pieces_of(words, tokenizer):
     """Return the tokens of each word, at least one."""
-    known = {}
-    for word in words:
-        if word not in known:
-            known[word] = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word) or [tokenizer.unk_token])
-    return [known[word] for word in words]
+    return [tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word) or [tokenizer.unk_token]) for word in words]
 
 
 def windows(sizes, room):
@@ -176,9 +165,8 @@ def tag_scores(predicted, expected):
     return scores
 
 
-def _spans(words, entities):
-    found = sorted(entities, key=lambda entity: entity[1])
-    return ", ".join(f"{joined(words[begin : end + 1])} ({kind})" for kind, begin, end in found)
+def named(entities):
+    return ", ".join(f"{entity['text']} ({entity['type']})" for entity in entities)
 
 
 def entities_of(words, tags):
@@ -212,7 +200,7 @@ def build(args, parts):
 
 
 def run(argv):
-    args, argv = parse(argv, Arguments)
+    args = parse(argv, Arguments)
     parts = load_parts(
         args.data,
         own={"docstrings": tagged_docstrings},
@@ -222,7 +210,7 @@ def run(argv):
         key=lambda row: " ".join(row[0]),
     )
     baseline = tag_scores(most_frequent_tags(parts.train, parts.test), [tags for _, tags in parts.test])
-    choose_metric(args, list(baseline)[::-1], argv)  # F1, if the tags are those of entities
+    choose_metric(args, list(baseline)[::-1])  # F1, if the tags are those of entities
     metric = list(baseline)[-1]
     score = Score(metric, "each word's usual tag", baseline[metric])
     words = [word for words, _ in parts.train for word in words]
@@ -230,7 +218,7 @@ def run(argv):
     chinese = [len(word) == 1 for word in words if re.match(f"[{CJK}]", word)]
     single = sum(chinese) > 0.9 * len(chinese) and not characters  # beside words such as 2010
     noted = {"characters": characters, "texts": parts.notes.texts or single}
-    fine_tune(build(args, parts), score, argv, parts, noted)
+    fine_tune(build(args, parts), score, parts, noted)
 
 
 main = entry_point(run)

@@ -9,18 +9,12 @@ from scipy.special import softmax
 from sklearn import metrics
 
 from . import silent
-from .fine_tuning import Score
-from .trainers import logits_of
+from .fine_tuning import Score, logits_of
 
-METRICS = {  # of each kind of label; the first is the main one
-    "classes": ("accuracy", "macro_f1", "matthews"),
-    "labels": ("micro_f1", "macro_f1", "exact"),
-    "scores": ("rmse", "pearson"),
-}
-LOSSES = {
-    "classes": functional.cross_entropy,
-    "labels": functional.binary_cross_entropy_with_logits,
-    "scores": functional.mse_loss,
+KINDS = {  # kind of label -> loss, metrics; the first metric is the main one
+    "classes": (functional.cross_entropy, ("accuracy", "macro_f1", "matthews")),
+    "labels": (functional.binary_cross_entropy_with_logits, ("micro_f1", "macro_f1", "exact")),
+    "scores": (functional.mse_loss, ("rmse", "pearson")),
 }
 MISTAKES = 10
 
@@ -68,11 +62,8 @@ def class_scores(logits, labels):
     }
 
 
-def judge(logits, right, names, inputs, kind="classes"):
-    """Return scores by class and the most confident mistakes as results, and as tables.
-
-    `right` are the labels as the loss takes them; `inputs` are texts, pairs or images.
-    """
+def judge(logits, right, names, rows, kind="classes"):
+    """Return scores by class and the most confident mistakes as results, and as tables."""
     logits, right = np.asarray(logits_of(logits), "float64"), np.asarray(right)
     if kind == "scores":
         return {}, {}
@@ -84,8 +75,8 @@ def judge(logits, right, names, inputs, kind="classes"):
     each = metrics.precision_recall_fscore_support(right, predicted, labels=numbers, zero_division=0)
     found, tables = _by_class(names, each, "class")
     wrong = [i for i in np.argsort(-sure, kind="stable") if predicted[i] != right[i]][:MISTAKES]
-    rows = [(shown(inputs[i]), names[right[i]], names[predicted[i]], f"{sure[i]:.3f}") for i in wrong]
-    tables["Most confident mistakes"] = (("input", "label", "predicted", "probability"), rows)
+    cells = [(shown(rows[i][0]), names[right[i]], names[predicted[i]], f"{sure[i]:.3f}") for i in wrong]
+    tables["Most confident mistakes"] = (("input", "label", "predicted", "probability"), cells)
     return found, {title: cells for title, cells in tables.items() if cells[1]}
 
 

@@ -13,16 +13,13 @@ from pathlib import Path
 import numpy as np
 import paddle
 from paddlenlp.utils.log import logger
-from rich.console import Console
-from rich.table import Table
 from scipy import stats
 
 from paddle_ldopt.trainer import last_checkpoint, write_whole
 
 from . import error
-from .arguments import LOWER_IS_BETTER
+from .arguments import ARGUMENTS, LOWER_IS_BETTER, write_json
 from .fine_tuning import Score
-from .run_folder import ARGUMENTS, write_json
 from .run_report import paragraph, plots, section, side_by_side, table, write_page
 
 CELL = ("learning_rate", "layerwise_lr_decay", "seed")
@@ -107,10 +104,7 @@ class Study:
         title = f"Test {score.metric}, mean and standard deviation of {len(self.seeds)} seed(s)"
         header = ("learning rate", *(f"decay {decay:g}" for decay in decays))
         rows = [(f"{rate:g}", *(spread(scores_of(runs, "test", rate, decay)) for decay in decays)) for rate in rates]
-        printed = Table(*header, title=title)
-        for row in rows:
-            printed.add_row(*row)
-        _print(printed)
+        _print("\n".join((title, *("".join(f"{cell:>20}" for cell in row) for row in (header, *rows)))))
         best = {decay: best_rate(runs, rates, decay) for decay in decays}
         found = {decay: scores_of(runs, "test", best[decay], decay) for decay in decays}
         said = [f"decay {d:g}: {spread(found[d])} at learning rate {best[d]:g}, the best by validation" for d in decays]
@@ -215,4 +209,4 @@ def spread(values):
 
 def _print(text):
     if paddle.distributed.get_rank() == 0:
-        Console(soft_wrap=True, highlight=False).print(text, markup=False)
+        print(text, flush=True)

@@ -114,10 +114,7 @@ def _detect(data):
 
 
 def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=None):
-    """Return the column names of a file (positions for a file without names) and a list of (place, cells).
-
-    A first row that holds a name in `likely` is a header. A .txt of one column has a text in each line.
-    """
+    """Return the column names of a file, or their positions, and (place, cells); `likely` names are in a header."""
     suffix, text, records = path.suffix.lower(), decode(path, encoding, notes), []
     if suffix == ".txt" and len(wanted) == 1:
         lines = enumerate(map(str.strip, text.split("\n")), 1)

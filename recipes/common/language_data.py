@@ -57,7 +57,7 @@ def talks_of(names, table, source):
     for place, cells in table:
         try:
             turns = cells[column] or ()
-            turns = [(ROLES[t.get("from", t.get("role"))], _text(t.get("value", t.get("content")))) for t in turns]
+            turns = [(ROLES[t.get("from", t.get("role"))], t.get("value", t.get("content"))) for t in turns]
         except (KeyError, AttributeError, TypeError) as cause:
             problem = f"{place} has no turns with `from` and `value`, or `role` and `content` ({cause})."
             raise error(problem, source=source, roles=sorted(ROLES)) from cause
@@ -70,13 +70,6 @@ def talks_of(names, table, source):
 def until_question(turns):
     asked = [number for number, (role, _) in enumerate(turns, 1) if role == "user"]
     return turns[: max(asked, default=0)]
-
-
-def _text(content):
-    """Return the content of a turn, of which OpenAI's may be a list of parts; images are refused."""
-    if not isinstance(content, list):
-        return content
-    return "".join(part["value" if part.get("type") == "text" and "value" in part else "text"] for part in content)
 
 
 def by_bytes(messages):
@@ -113,10 +106,7 @@ def by_tokenizer(tokenizer):
 
 
 class Messages(Encoded):
-    """Conversations as `input_ids` and `labels`, the next tokens of the answers.
-
-    A row that is too long loses the beginning of its first prompt, down to half of the room, then the end.
-    """
+    """Conversations as tokens and the next tokens of answers; first a long prompt is cut to half the room."""
 
     unit = "answer tokens"
 

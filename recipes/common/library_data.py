@@ -45,10 +45,7 @@ def _by_opening(words, part=str):
 
 @functools.cache
 def docstring_kinds():
-    """Return [(first paragraph of a docstring, "function", "class" or "module"), ...].
-
-    One row per opening of four words; an opening that two kinds share says nothing and is dropped.
-    """
+    """Return [(first paragraph of a docstring, its kind), ...], one per opening of four words of one kind alone."""
     rows = []
     for opening, found in _by_opening(4, _paragraph).items():
         kinds = {NODES[type(node)] for node, _ in found}
@@ -93,15 +90,15 @@ def _sentence(docstring):
     return re.split(r"(?<=\w\.) ", _paragraph(docstring), maxsplit=1)[0]
 
 
-def function_names():
-    """Return rows of (docstring's first sentence, the words of the function's name)."""
+def named_functions():
+    """Return conversations: the words of a function's name, its docstring's first sentence."""
     rows = []
     for name, _, docstring in functions():
         words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)
         text = _sentence(docstring)
         if words and not name.startswith("__") and len(text) < 60:  # two cores read the short ones in minutes
-            rows.append((text, " ".join(words).lower()))
-    return deal(rows, lambda row: row[0], source_of("Docstrings and names of functions"))
+            rows.append((("user", f"{' '.join(words).lower()}: "), ("assistant", text)))
+    return deal(rows, lambda row: row[1][1], source_of("Docstrings and names of functions"))
 
 
 def written_dates():

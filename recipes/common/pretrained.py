@@ -1,11 +1,4 @@
-"""Models and tokenizers for the recipes.
-
-A name is, looked up in this order:
-"minilm"                   all-MiniLM-L6-v2 (BERT, 6 layers, 22.7 M parameters) out of an installed package;
-a directory                of PaddleNLP, or of Hugging Face with safetensors, which PaddleNLP's loader converts;
-a PaddleNLP class          "ErnieForSequenceClassification": small and randomly initialised;
-a name on PaddleNLP's hub  "ernie-3.0-base-zh".
-"""
+"""Models and tokenizers for the recipes; "minilm" is all-MiniLM-L6-v2 (BERT, 6 layers) out of an installed package."""
 
 import ast
 import contextlib
@@ -39,10 +32,7 @@ SMALL_CONFIG = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads
 
 
 def load_model(name="minilm", num_classes=2, config=None, task="SequenceClassification"):
-    """Return a PaddleNLP model with a new head; `paddle.seed` before it fixes the head's weights.
-
-    `config` overrides the model's configuration; `task` is the end of PaddleNLP's class, such as "MaskedLM".
-    """
+    """Return a PaddleNLP model with a new head; `task` is the end of its class's name, such as "MaskedLM"."""
     overrides = {**(config or {}), "num_labels": num_classes}
     if _is_class(name):
         return _build_untrained(name, overrides, task)
@@ -65,10 +55,7 @@ def load_tokenizer(name="minilm"):
 
 
 def load_encoder(args, rows, count, task="SequenceClassification", classes=()):
-    """Return the tokenizer and `load_model` of `args.model`, with named classes; set or check `args.max_length`.
-
-    `count(row, tokenizer)` returns the number of a row's tokens.
-    """
+    """Return the tokenizer and model of `args`, with named classes, for rows of `count(row, tokenizer)` tokens."""
     set_seed(args.seed)
     tokenizer, model = load_tokenizer(args.model), load_model(args.model, max(len(classes), 1), task=task)
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf

@@ -56,10 +56,7 @@ class Parts:
 
 
 class Encoded(list):
-    """Rows of tokens with what became of their units (`unit`: words, answer tokens): `units` of them, `lost` cut.
-
-    `also` counts what else a kind of data tells, such as "sources cut".
-    """
+    """Rows of tokens, and how many `units` (words, answer tokens) they had, how many are lost, what `also` happened."""
 
     unit, rows_read, units, lost, rows_cut, nothing_left = "tokens", 0, 0, 0, 0, 0
 
@@ -92,10 +89,7 @@ def with_special_tokens(ids, tokenizer):
 
 
 def set_length(options, rows, count, limit, name="max_length"):
-    """Set `max_length`, if it is None, so that it covers 99 % of the rows, up to the model's limit.
-
-    `count(row)` returns the number of tokens of a row; at most 2,000 rows are looked at.
-    """
+    """Set `max_length`, if it is None, to cover 99 % of the rows' `count(row)` tokens, up to the model's limit."""
     if getattr(options, name) is None:
         lengths = sorted(map(count, rows[:: max(len(rows) // 2000, 1)]))
         enough = lengths[math.ceil(0.99 * (len(lengths) - 1))]
@@ -103,12 +97,7 @@ def set_length(options, rows, count, limit, name="max_length"):
 
 
 def load_parts(data, *, own, read, rows_of, key, find=None):
-    """Return the `Parts` of `data`; raise ValueError if it does not exist or has no rows.
-
-    `own` is name -> function that returns `Parts`; `read(path, notes)` returns the rows of a file, `rows_of(records,
-    split, notes)` those of a hub's data set; `key(row)` is the text of a row, for `assign`; `find(path)` returns split
-    -> path, by default of tables.
-    """
+    """Return the `Parts` of `data`: a recipe's `own`, files' (`read`), a hub's (`rows_of`); `key(row)` is its text."""
     if data in own:
         return own[data]()
     notes = Notes()
@@ -150,10 +139,7 @@ def split_files(path, suffixes):
 
 
 def rows_of_columns(names, table, wanted, source, notes, others=()):
-    """Return the cells of the wanted columns of each row; drop rows without one, refuse a file with many of these.
-
-    A column without a usual name or one of `others` is known by its place if the file has the wanted columns alone.
-    """
+    """Return the wanted cells of each row that has them; without usual names, columns are in the order of `wanted`."""
     if not table:
         raise error("The file has no rows.", source=source)
     columns = {}

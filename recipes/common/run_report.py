@@ -1,4 +1,4 @@
-"""Reports: self-contained pages of tables and plots, for wide windows and phones, light and dark."""
+"""Reports: self-contained pages of tables and plots, for wide windows and phones."""
 
 import base64
 import dataclasses
@@ -22,8 +22,7 @@ from paddle_ldopt.plots import name_lines
 from paddle_ldopt.trainer import write_whole
 from paddle_ldopt.trainer.callbacks import Callback, all_layers_open
 
-_STYLE = """:root{color-scheme:light dark}
-body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}
 h1,h2{line-height:1.2} h1,p,td,li{overflow-wrap:anywhere} a{color:#0969da}
 .row{display:flex;flex-wrap:wrap;gap:0 2.5rem} .row>*{max-width:100%;min-width:0} .row>:has(img){flex:1 1 22rem}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,18rem),1fr))}
@@ -33,9 +32,7 @@ img{width:100%;max-width:40rem} img.small{width:auto;max-width:6rem;display:bloc
 table{border-collapse:collapse;margin:0 0 1rem}
 td,th{padding:.2rem .6rem;border-bottom:1px solid #8884;text-align:right}
 td:first-child,th:first-child{text-align:left;padding-left:0;overflow-wrap:normal}
-@media(max-width:40rem){body{margin:1rem auto} h1{font-size:1.4rem} .wide{font-size:.8em} td,th{padding:.2rem .35rem}}
-@media(prefers-color-scheme:dark){body{color:#ddd;background:#191919} a{color:#6cb6ff}
-img:not(.small){filter:invert(.9) hue-rotate(180deg)}}"""
+@media(max-width:40rem){body{margin:1rem} h1{font-size:1.4rem} .wide{font-size:.8em} td,th{padding:.2rem .35rem}}"""
 
 
 def write_page(path, title, parts):
@@ -105,11 +102,7 @@ def _image(alt, figure):
 
 
 class RunReport(Callback):
-    """Write ``report.html``: date, machine and versions, results, curves, layer table and settings.
-
-    Call `write` when the run has ended or failed. The page needs no network and no other file. ``history.jsonl`` keeps
-    losses and metrics, so the report of a resumed run also shows the part before. Only the main process writes.
-    """
+    """Write ``report.html`` when `write` is called, and ``history.jsonl``, whose lines a resumed run continues."""
 
     def __init__(self, folder, title, layers):
         self.folder, self.title, self.layers = folder, title, layers
@@ -147,11 +140,7 @@ class RunReport(Callback):
             return [json.loads(line) for line in file if line.endswith("\n")]
 
     def write(self, results, settings, description="", *, tables=None, baseline=None):
-        """Write the report; return its path, or None before training and in all processes except the main one.
-
-        Lists and dicts in `results` are skipped; `tables`, title -> (header, rows), show them. `baseline`, (metric,
-        name, value), is a line in the plot of the metric.
-        """
+        """Write the report with `tables`, title -> (header, rows); return its path, None in other processes."""
         if self._table is None:
             return None
         history = self.history()

@@ -1,7 +1,6 @@
-"""The first import of a recipe, before Paddle: a fast processor path, wrong arguments refused, the entry point.
+"""The first import of a recipe: wrong arguments are refused before the import of Paddle, which takes seconds.
 
-The imports of Paddle and PaddleNLP take seconds. Before them, this module refuses unknown arguments, wrong values and
-missing paths of a recipe's command line. It reads the names of the arguments from the sources, without importing them.
+It reads the names of the arguments from the sources, without importing them.
 """
 
 import argparse
@@ -19,7 +18,7 @@ import signal
 import sys
 from pathlib import Path
 
-from . import RECIPES, error
+from . import RECIPES, SCRIPT, error
 
 RESUMED = "resume_from_checkpoint"
 HUBS, ON_HUB = "paddlenlp:NAME, datasets:NAME", re.compile("(paddlenlp|datasets):.")
@@ -44,10 +43,7 @@ MEANT = {"lr": "learning_rate", "batch_size": "per_device_train_batch_size"}  # 
 
 
 def use_avx2(cpuinfo="/proc/cpuinfo"):
-    """Set `MKL_DEBUG_CPU_TYPE` if the processor is an AMD with AVX2.
-
-    Otherwise MKL takes its slowest path on AMD. A training step of MiniLM takes 0.4 of the time (AMD EPYC, 2 cores).
-    """
+    """Keep MKL from its slowest path on AMD, where a step of MiniLM takes 0.4 of the time with AVX2 (EPYC, 2 cores)."""
     path = Path(cpuinfo)
     text = path.read_text(encoding="utf-8") if path.exists() else ""  # not Linux
     if "AuthenticAMD" in text and " avx2" in text:
@@ -246,10 +242,9 @@ def entry_point(run):
 def start():
     """Prepare the process of a recipe; exit with an error if its command line is wrong."""
     use_avx2()
-    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve()
-    if script.parent == RECIPES and script.stem != "predict":  # which has a parser of its own
+    if SCRIPT.parent == RECIPES and SCRIPT.stem != "predict":  # which has a parser of its own
         with errors_in_one_line():
-            check(script, sys.argv[1:])
+            check(SCRIPT, sys.argv[1:])
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         import paddle
 

@@ -1,8 +1,4 @@
-"""Texts or pairs of texts with classes, sets of labels or scores: from files, hubs, or Python's own docstrings.
-
-splits = load_splits("reviews.csv", text_column="review", label_column="stars")
-splits = load_splits("paddlenlp:clue:tnews")               # NAME or NAME:CONFIG; or "datasets:glue:sst2"
-"""
+"""Texts or pairs of texts with classes, sets of labels or scores: from files, hubs, or Python's own docstrings."""
 
 import dataclasses
 import functools
@@ -72,9 +68,8 @@ def tokens_of(text, tokenizer, max_length=None, counted=None):
 def load_splits(source="docstrings", **given):
     """Return the `Splits` of a data set, read by the options of `READING` that are given.
 
-    A column is a name or a position from 0; None looks for usual names, then takes text and label from two columns, or
-    a pair and its label from three without names. `kind` "auto" takes lists, or labels with a `label_separator`, as
-    sets of labels, and decimals as scores. A source that cannot be read or learnt raises a ValueError.
+    A column is a name or a position from 0. `kind` "auto" takes lists, or labels with a `label_separator`, as sets of
+    labels, and decimals as scores.
     """
     options = types.SimpleNamespace(**{**READING, **given}, data=source)
     pair = {} if options.text_pair_column is None else {"text_pair_column": options.text_pair_column}

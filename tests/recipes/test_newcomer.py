@@ -134,7 +134,7 @@ def test_the_scores_are_scikit_learns():
     assert scores["accuracy"] == pytest.approx(4 / 6) and scores["macro_f1"] == pytest.approx(sum(f1) / 3)
     assert scores["matthews"] == pytest.approx((4 * 6 - 14 + 2) / np.sqrt((36 - 12) * (36 - 14)))
     logits = np.log(np.eye(3)[found] * [[0.5], [0.6], [0.9], [0.5], [0.7], [0.6]] + 0.1)
-    details, tables = classification.judge(logits, right, ["a", "b", "c"], list("uvwxyz"))
+    details, tables = classification.judge(logits, right, ["a", "b", "c"], list(zip("uvwxyz", right)))
     assert details["classes"]["a"] == {"precision": 1.0, "recall": 2 / 3, "f1": pytest.approx(4 / 5), "rows": 3.0}
     first, second = tables["Most confident mistakes"][1]
     assert first == ("w", "a", "b", "0.833") and second[:3] == ("y", "b", "c")

@@ -103,7 +103,7 @@ def test_of_ones_own_images_all_are_trained_on_and_of_the_digits_few(photos, tmp
             Image.new("RGB", (10, 12), (i, 0, 0)).save(photos / "train" / name / f"more{i}.png")
     trained = []
 
-    def fine_tune(trainer, score, argv, parts, noted):
+    def fine_tune(trainer, score, parts, noted):
         trained.append(len(trainer.train_dataset))
         assert f": {trained[-1]} train," in parts.description
 
@@ -166,7 +166,7 @@ def test_training_crops_larger_images_alike_after_a_resume(tmp_path):
     model = paddle.nn.Sequential(paddle.nn.Flatten(), paddle.nn.Linear(3 * 16, 2))
     seen = []
     trainer = image_classification.ImageTuner(model, args, dict.fromkeys(("train", "validation", "test")), None)
-    trainer.size, trainer.flip = 4, True
+    trainer.size = 4
     pixels = np.random.default_rng(0).random([8, 3, 6, 6]).astype("float32")
 
     def cropped(step):

@@ -10,7 +10,7 @@ import masked_lm_pretraining
 import numpy as np
 import paddle
 import pytest
-from common import fine_tuning, language_data, predictors, rows, start, trainers
+from common import fine_tuning, language_data, predictors, rows, start
 from common.language_data import IGNORED, Messages, unigram
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
@@ -26,7 +26,7 @@ OFF = ["--report_to", "none", "--disable_tqdm", "True"]
 def arguments(recipe, folder, *more):
     line = ["--output_dir", str(folder), "--save_strategy", "no", "--evaluation_strategy", "no", *OFF, *more]
     line.append("--no_load_best_model_at_end")
-    return language_model_sft.parse(line, recipe.Arguments)[0]
+    return language_model_sft.parse(line, recipe.Arguments)
 
 
 def talk(prompt, text):
@@ -163,7 +163,7 @@ def test_a_run_with_a_tokenizer_is_applied(tmp_path):
 
 def test_answer_tokens_that_are_cut_count_as_wrong():
     sums = np.array([[1.0, 2, 3], [0.5, 1, 2]])
-    whole, cut = (trainers.token_scores(types.SimpleNamespace(predictions=sums), lost) for lost in (0, 5))
+    whole, cut = (fine_tuning.token_scores(types.SimpleNamespace(predictions=sums), lost) for lost in (0, 5))
     assert (whole["accuracy"], cut["accuracy"]) == (3 / 5, 3 / 10) and whole["perplexity"] == cut["perplexity"]
 
 

@@ -183,9 +183,9 @@ def test_a_signal_saves_a_checkpoint_and_says_how_to_resume(start, tiny, tmp_pat
 def test_arguments_of_the_command_line_come_on_top_of_a_config(tmp_path):
     (tmp_path / "c.yaml").write_text("seed: 7\nlearning_rate: 1e-3\nlr_scheduler_kwargs: {num_cycles: 2}\n")
     line = ["--seed", "8", "--config", str(tmp_path / "c.yaml"), "--lr_scheduler_type", "cosine_with_restarts"]
-    args, argv = arguments.parse(line, seq2seq.Arguments)
+    args = arguments.parse(line, seq2seq.Arguments)
     assert (args.seed, args.learning_rate, json.loads(args.lr_scheduler_kwargs)) == (8, 1e-3, {"num_cycles": 2})
-    again, _ = arguments.parse(argv, seq2seq.Arguments)
+    again = arguments.parse(args.argv, seq2seq.Arguments)
     assert (again.seed, again.learning_rate) == (8, 1e-3)
 
 
