@@ -69,7 +69,6 @@ def digits(wanted):
 
 
 def few_digits():
-    """Return the digits 5 to 9, with 20 images of each for training."""
     parts = digits(range(5, 10))
     return dataclasses.replace(parts, train=first_of_each(sorted(parts.train, key=lambda row: row[1]), 20))
 
@@ -85,7 +84,7 @@ def folder_rows(path, notes):
         except OSError:
             dropped.append((file.relative_to(path), "image"))
     if not rows:
-        raise error("The folder has no images (such as .jpg) in a subfolder for each class.", data=path)
+        raise error("There are no images (such as .jpg) in a subfolder for each class.", data=path)
     notes.drop(dropped, len(files), path)
     return rows
 
@@ -104,8 +103,6 @@ def split_folders(path):
 
 
 def load_images(source):
-    """Return the `Parts` of images and the names of their classes, (image, name)."""
-
     def key(row):
         content = row[0].read_bytes() if isinstance(row[0], Path) else row[0].tobytes()
         return hashlib.sha256(content).hexdigest()

@@ -21,7 +21,7 @@ from common.arguments import RecipeArguments, option, parse
 from common.fine_tuning import Score, TokenTrainer, fine_tune, logits_of, token_scores
 from common.library_data import docstring_texts
 from common.pretrained import load_encoder
-from common.rows import Encoded, load_tables, rows_of_columns, with_special_tokens
+from common.rows import Encoded, load_tables, rows_of_columns
 from common.start import entry_point
 from paddlenlp.data import DataCollatorWithPadding
 
@@ -60,8 +60,9 @@ class Rows(Encoded):
             left = sum(token not in special for token in ids)
             self.count(1, 0, left)
             self.also["texts in several rows"] += len(ids) > room
-            parts = [ids[at : at + room] for at in range(0, len(ids), room)]
-            self.extend(with_special_tokens(part, tokenizer) for part in parts if not special.issuperset(part))
+            for part in (ids[at : at + room] for at in range(0, len(ids), room)):
+                if not special.issuperset(part):
+                    self.append(dict(tokenizer.prepare_for_model(part, return_attention_mask=False, verbose=False)))
 
     def score(self, prediction):
         return token_scores(prediction)

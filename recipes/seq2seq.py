@@ -83,7 +83,6 @@ class Writer(FineTuner):
         return (outputs[0], outputs) if return_outputs else outputs[0]
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Return (loss, tokens of the outputs, tokens of the targets)."""
         inputs = self._prepare_inputs(inputs)
         with paddle.no_grad():
             loss = self.compute_loss(model, inputs)

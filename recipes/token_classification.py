@@ -26,7 +26,7 @@ from common.files import BETWEEN, CJK, TAGGED, placed, read_tagged, tagged_rows
 from common.fine_tuning import FineTuner, Score, fine_tune
 from common.library_data import tagged_docstrings
 from common.pretrained import load_encoder
-from common.rows import Encoded, load_parts, split_files, with_special_tokens
+from common.rows import Encoded, load_parts, split_files
 from common.start import entry_point
 from paddlenlp.data import DataCollatorForTokenClassification
 from seqeval.metrics import classification_report, f1_score
@@ -71,7 +71,7 @@ class TaggedWords(Encoded):
                     piece = pieces[i][:room]
                     ids += piece
                     labels += [number[word_tags[i]] if i in own else IGNORED] + [IGNORED] * (len(piece) - 1)
-                row = with_special_tokens(ids, tokenizer)
+                row = tokenizer.prepare_for_model(ids, return_attention_mask=False, verbose=False)
                 after = len(row["input_ids"]) - before - len(ids)
                 self.append({**row, "labels": [IGNORED] * before + labels + [IGNORED] * after})
                 self.places.append((index, own))
@@ -111,7 +111,6 @@ class TaggedWords(Encoded):
         return {"entities": types}, tables
 
     def account(self, split):
-        """Return in words what became of the rows: no word is cut."""
         long = sum(count > 1 for count in Counter(index for index, _ in self.places).values())
         whole = "0 words lost" if split == "train" else f"scores cover {self.units} of {self.units} words"
         return f"{whole}, {long} of {len(self.rows)} sentences in several windows"
@@ -123,7 +122,6 @@ def joined(words):
 
 
 def pieces_of(words, tokenizer):
-    """Return the tokens of each word, at least one."""
     return [tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word) or [tokenizer.unk_token]) for word in words]
 
 
@@ -151,11 +149,9 @@ def bioes(rows):
 
 
 def has_entities(tags):
-    """Return whether tags are those of entities, and not parts of speech."""
     return all(re.fullmatch("O|[BIMESLU]-.+", tag) for tag in tags)
 
 
-@silent()
 def tag_scores(predicted, expected):
     """Return the accuracy of lists of tags, and for tags of entities also their F1."""
     flat = [(a, b) for one, other in zip(predicted, expected) for a, b in zip(one, other)]
@@ -176,7 +172,6 @@ def entities_of(words, tags):
 
 
 def most_frequent_tags(train, test):
-    """Return each test word's most frequent tag in the training rows."""
     tags_of = defaultdict(Counter)
     for words, tags in train:
         for word, tag in zip(words, tags):

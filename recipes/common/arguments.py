@@ -118,11 +118,10 @@ def parse_line(argv, cls):
 
 
 def _print_help(parser, cls, everything):
-    ours = {field.name: field.metadata["help"] for field in dataclasses.fields(RecipeArguments) if field.metadata}
-    ours = {name: text for name, text in ours.items() if name in RecipeArguments.__annotations__}
+    every = {field.name: field.metadata.get("help") for field in dataclasses.fields(RecipeArguments)}
+    ours = {name: text for name, text in every.items() if text and name in RecipeArguments.__annotations__}
     trainers = {field.name for field in dataclasses.fields(TrainingArguments)} - {*ours, *MOST_USED}
     print(sys.modules[cls.__module__].__doc__)
-    every = {field.name for field in dataclasses.fields(RecipeArguments)}
     for action in sorted(parser._actions, key=lambda action: action.dest in every):  # the recipe's own first
         if action.option_strings[-1].startswith("--no") or (action.dest in trainers and not everything):
             continue
@@ -142,7 +141,6 @@ class NoteArguments(TrainerCallback):
     first_step = 0
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Write them without folder and checkpoint, for `with_arguments_of_run`, and note the step."""
         self.first_step, argv = state.global_step, args.argv
         for name in ("output_dir", "resume_from_checkpoint"):
             _, argv = take(argv, name)

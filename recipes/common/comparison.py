@@ -20,7 +20,7 @@ from paddle_ldopt.trainer import last_checkpoint, write_whole
 from . import error
 from .arguments import ARGUMENTS, LOWER_IS_BETTER, write_json
 from .fine_tuning import Score
-from .run_report import paragraph, plots, section, side_by_side, table, write_page
+from .run_report import plots, write_page
 
 CELL = ("learning_rate", "layerwise_lr_decay", "seed")
 DIVERGED = "inf or nan"  # part of the Trainer's error for a loss that is not finite
@@ -67,7 +67,6 @@ class Study:
         self.report([results[run] for run in self.plan()])
 
     def _train(self, rate, decay, seed):
-        """Return the validation and the test score of one run, the baseline, and the metric's name."""
         folder, run = Path(self.folder, name_of(rate, decay, seed)), dict(zip(CELL, (rate, decay, seed)))
         argv = [*self.arguments, "--output_dir", str(folder), *(f"--{name}={value}" for name, value in run.items())]
         if last_checkpoint(folder):
@@ -114,9 +113,8 @@ class Study:
             said.append(f"Verdict: decay {first:g} {score.verdict(statistics.mean(found[first]))}.")
         _print("\n".join(said))
         chart = plots("test score by rate", _draw, runs, rates, decays, score)
-        found = side_by_side(section(title, table(header, rows)), section("With 95 % intervals", chart))
-        parts = [*map(paragraph, said[::-1]), found]
-        write_page(path := str(Path(self.folder, "report.html")), f"{self.recipe}: learning rates and decays", parts)
+        path, about = str(Path(self.folder, "report.html")), f"{self.recipe}: learning rates and decays"
+        write_page(path, about, said[::-1], [[(title, (header, rows)), ("With 95 % intervals", chart)]])
         _print(f"report: {path}")
 
 

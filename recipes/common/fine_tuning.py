@@ -43,9 +43,12 @@ class FineTuner(LdoptTrainerMixin, Trainer):
         self.data = data
         self.add_callback(ShortProgress())
 
-    def compute_loss(self, model, inputs, return_outputs=False):
+    def guesses(self, model, inputs):
         labels = inputs.pop("labels")
-        logits = logits_of(model(**inputs))
+        return logits_of(model(**inputs)), labels, None
+
+    def compute_loss(self, model, inputs, return_outputs=False):
+        logits, labels, _ = self.guesses(model, inputs)
         loss = self.loss(logits, labels)
         return (loss, (loss, logits)) if return_outputs else loss
 
@@ -56,11 +59,6 @@ class FineTuner(LdoptTrainerMixin, Trainer):
 
 class TokenTrainer(FineTuner):
     """Base of Trainers whose `guesses` are logits, right tokens and row numbers of the predicted tokens."""
-
-    def compute_loss(self, model, inputs, return_outputs=False):
-        logits, right, _ = self.guesses(model, inputs)
-        loss = cross_entropy(logits, right)
-        return (loss, (loss, logits)) if return_outputs else loss
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """Return (mean loss, sums of each row, the sums again as labels: the Trainer needs labels for metrics)."""
@@ -129,7 +127,6 @@ class StopWithCheckpoint(StopOnSigterm):
         print(f"\n{name}: saving a checkpoint after this step; {name} again ends at once", file=sys.stderr, flush=True)
 
     def on_save(self, args, state, control, **kwargs):
-        """Exit, and print the command that resumes."""
         if self._agreed:
             if args.local_rank in (-1, 0):
                 again = command(args.recipe, "--resume_from_checkpoint", args.output_dir)  # also in a sweep
@@ -240,7 +237,6 @@ def _kept(args, state):
 
 
 def changed_settings(args):
-    """Return the settings on the command line with other values than their defaults."""
     changed = {}
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)

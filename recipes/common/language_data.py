@@ -42,7 +42,6 @@ def load_pairs(options, own, conversations=False):
 
 
 def _written(cell):
-    """Return a cell as a text; raise ValueError for turns and other lists."""
     if isinstance(cell, (list, dict)):
         raise error("A text is a list; language_model_sft.py alone reads conversations.", row=cell)
     return str(cell)
@@ -50,19 +49,18 @@ def _written(cell):
 
 def talks_of(names, table, source):
     """Return (place, ((role, text), ...)) of ShareGPT's or OpenAI's conversations, None for other rows."""
-    column = next((names.index(name) for name in ("conversations", "messages") if name in names), None)
+    column = next((name for name in ("conversations", "messages") if name in names), None)
     if column is None:
         return None
-    talks, system = [], names.index("system") if "system" in names else None
-    for place, cells in table:
+    talks = []
+    for place, row in ((place, dict(zip(names, cells))) for place, cells in table):
         try:
-            turns = cells[column] or ()
-            turns = [(ROLES[t.get("from", t.get("role"))], t.get("value", t.get("content"))) for t in turns]
+            turns = [(ROLES[t.get("from", t.get("role"))], t.get("value", t.get("content"))) for t in row[column] or ()]
         except (KeyError, AttributeError, TypeError) as cause:
             problem = f"{place} has no turns with `from` and `value`, or `role` and `content` ({cause})."
             raise error(problem, source=source, roles=sorted(ROLES)) from cause
-        if system is not None and cells[system]:
-            turns = [("system", cells[system]), *turns]
+        if row.get("system"):
+            turns = [("system", row["system"]), *turns]
         talks.append((place, tuple(turns) if all(isinstance(text, str) for _, text in turns) else ()))
     return talks
 
@@ -74,8 +72,7 @@ def until_question(turns):
 
 def by_bytes(messages):
     """Return [(tokens, whether they are learnt), ...] of a conversation, in bytes; a line break ends an answer."""
-    ended = [(f"{text}\n" if role == "assistant" else text, role == "assistant") for role, text in messages]
-    return [(list(text.encode()), answer) for text, answer in ended]
+    return [(list((text + "\n" * (role == "assistant")).encode()), role == "assistant") for role, text in messages]
 
 
 def by_tokenizer(tokenizer):

@@ -102,7 +102,6 @@ def named_functions():
 
 
 def written_dates():
-    """Return rows of (a day in words, its year, month and day in digits)."""
     forms = ["on %A the %d of %B in the year %Y", "%B %d %Y a %A"]
     forms += ["we met on a %A and it was %d %B %Y", "in %Y on %B %d"]
     first, last = (datetime.date(year, 1, 1).toordinal() for year in (1960, 2040))

@@ -148,12 +148,10 @@ class Outputs(_Model):
 
 
 def _until(tokens, end):
-    """Return the tokens up to and including the end of the text."""
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
 def _mean_probability(logits, tokens):
-    """Return the geometric mean of the tokens' probabilities; 1 without tokens."""
     if not tokens:
         return 1.0
     logs = log_softmax(logits[: len(tokens)].astype("float64"), axis=-1)

@@ -73,7 +73,6 @@ def longest(model, tokenizer):
 
 
 def name_classes(model, names):
-    """Give a model the names of its classes, in the order of their numbers; `save_pretrained` keeps them."""
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: number for number, name in enumerate(names)}
 

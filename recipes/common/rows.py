@@ -49,8 +49,7 @@ class Parts:
     @property
     def warning(self):
         """A line that warns if the validation or test rows are too few to judge a model by, or ""."""
-        judged = {"validation": self.validation, "test": self.test}
-        few = ", ".join(f"{len(rows)} {split}" for split, rows in judged.items() if len(rows) < FEW)
+        few = ", ".join(f"{n} {split}" for split, n in self.each(len).items() if n < FEW and split != "train")
         advice = f"scores on fewer than {FEW} rows mean little; give more rows, or each of these splits"
         return f"\nwarning: few rows to judge by ({few}): {advice}." if few else ""
 
@@ -70,22 +69,15 @@ class Encoded(list):
         self.rows_cut, self.nothing_left = self.rows_cut + (lost > 0), self.nothing_left + (left == 0)
 
     def judge(self, logits, labels):
-        """Return details of a prediction as results and as tables; a recipe may have none."""
         return {}, {}
 
     def account(self, split):
-        """Return in words what became of the rows of a split, and how much of the scored ones the scores cover."""
         share = f" ({self.rows_cut / self.rows_read:.1%})" if self.rows_cut else ""
         kept = f"scores cover {self.units - self.lost} of {self.units} {self.unit}"
         kept = f"{self.lost} of {self.units} {self.unit} lost" if split == "train" else kept
         left = {"rows left without anything to learn": self.nothing_left} if self.nothing_left else {}
         others = "".join(f", {count} {what}" for what, count in {**left, **self.also}.items())
         return f"{self.rows_cut} of {self.rows_read} rows cut{share}, {kept}{others}"
-
-
-def with_special_tokens(ids, tokenizer):
-    """Return the fields of a row: tokens between special ones, and their types if the model takes these."""
-    return dict(tokenizer.prepare_for_model(ids, return_attention_mask=False, verbose=False))
 
 
 def set_length(options, rows, count, limit, name="max_length"):
@@ -148,18 +140,16 @@ def rows_of_columns(names, table, wanted, source, notes, others=()):
         columns[option] = column_of(names, option, column, source, known)
     if len(set(columns.values())) < len(columns):
         raise error(f"These must be different columns of {names}.", source=source, **wanted)
-    rows, wrong, dropped = [], [], []
+    wrong = [f"{at} must have {len(names)} columns, not {len(row)}" for at, row in table if len(row) != len(names)]
+    if wrong:
+        raise wrong_rows(wrong, len(table), source)
+    rows, dropped = [], []
     for place, cells in table:
-        if len(cells) != len(names):
-            wrong.append(f"{place} must have {len(names)} columns, not {len(cells)}")
-            continue
         lacking = [option for option, i in columns.items() if cells[i] is None or str(cells[i]).strip() in ("", "nan")]
         if lacking:
             dropped.append((place, lacking[0].rpartition("_")[0].replace("_", " ")))
         else:
             rows.append(tuple(cells[i] for i in columns.values()))
-    if wrong:
-        raise wrong_rows(wrong, len(table), source)
     notes.drop(dropped, len(table), source)
     notes.columns = notes.columns or {option: names[i] for option, i in columns.items()}
     return rows
@@ -250,7 +240,6 @@ def warn_of_unknown(rows, tokenizer, encoder=True, limit=0.05):
 
 
 def first_of_each(rows, per_class):
-    """Return the first `per_class` rows of each class, in their order."""
     seen, kept = Counter(), []
     for row in rows:
         seen[row[-1]] += 1

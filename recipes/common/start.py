@@ -113,7 +113,6 @@ def _is_on(name, given):
 
 
 def given_in(argv):
-    """Yield the name and the list of values of each argument of a command line."""
     starts = [i for i, word in enumerate(argv) if word.startswith("--") and " " not in word.partition("=")[0]]
     for i, end in zip(starts, [*starts[1:], len(argv)]):  # the value in `--arguments "--data a.csv"` has a space
         name, equals, value = argv[i][2:].partition("=")
@@ -160,7 +159,6 @@ def _devices():
 
 
 def _check_machine(given, first):
-    """Raise ValueError for an argument that this machine does not support."""
     installed = _devices()
     device = first.get("device", installed[-1])
     plugins = importlib.util.find_spec("paddle_custom_device") or os.environ.get("CUSTOM_DEVICE_ROOT")
@@ -177,7 +175,6 @@ def _check_machine(given, first):
 
 
 def _check_value(name, value, known, choices):
-    """Raise ValueError for an unknown argument, or a wrong value (None without one)."""
     if name not in known and not (name.startswith("no_") and known.get(name[3:], ("",))[0] == "bool"):
         near = [MEANT[name]] if MEANT.get(name) in known else difflib.get_close_matches(name, known, 1, 0.4)
         nearest = "".join(f"; the nearest is '--{one}'" for one in near)
@@ -240,7 +237,6 @@ def entry_point(run):
 
 
 def start():
-    """Prepare the process of a recipe; exit with an error if its command line is wrong."""
     use_avx2()
     if SCRIPT.parent == RECIPES and SCRIPT.stem != "predict":  # which has a parser of its own
         with errors_in_one_line():

@@ -163,7 +163,6 @@ def _counts(rows):
 
 
 def _number(parts, kind, options):
-    """Return the `Splits` of `parts`, with labels numbered in their order."""
     if kind == "scores":
         return Splits(**vars(parts), labels=["score"], kind=kind)
     counts = _counts(parts.train)

@@ -188,7 +188,7 @@ def test_a_file_is_read_as_the_file_of_the_training(labels, tmp_path, capsys, tr
 def inputs_of(path, trained):
     """Return the inputs in a file for a model that was trained so, and the notes on them."""
     found, notes = dict.fromkeys(("inputs", "encoding", "has_header", "text_column")), files.Notes()
-    return predict.read_inputs(types.SimpleNamespace(**found, input=str(path)), trained, notes), notes
+    return predict.read_inputs(types.SimpleNamespace(**{**found, "input": path}), trained, notes), notes
 
 
 ALPACA = {"source_field": "instruction + input", "target_field": "output"}
