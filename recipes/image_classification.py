@@ -68,11 +68,6 @@ def digits(wanted):
     return deal(rows, lambda row: str(row[0].tolist()), "Handwritten digits of 8 x 8 pixels")
 
 
-def few_digits():
-    parts = digits(range(5, 10))
-    return dataclasses.replace(parts, train=first_of_each(sorted(parts.train, key=lambda row: row[1]), 20))
-
-
 def folder_rows(path, notes):
     """Return [(file, class), ...] of a folder with a subfolder for each class; drop files that are no images."""
     files = [file for file in sorted(path.glob("*/*")) if file.is_file() and file.name[0] != "."]
@@ -106,6 +101,10 @@ def load_images(source):
     def key(row):
         content = row[0].read_bytes() if isinstance(row[0], Path) else row[0].tobytes()
         return hashlib.sha256(content).hexdigest()
+
+    def few_digits():
+        parts = digits(range(5, 10))
+        return dataclasses.replace(parts, train=first_of_each(sorted(parts.train, key=lambda row: row[1]), 20))
 
     own = {"digits": few_digits}
     return load_parts(source, own=own, read=folder_rows, rows_of=hub_images, key=key, find=split_folders)

@@ -116,8 +116,7 @@ def say(argv):
     parser.add_argument("folder", help="folder of the run")
     parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images")
     parser.add_argument("--input", type=Path, metavar="FILE", help="read inputs from a file")
-    output = "write a .jsonl file, or a .csv file that Excel reads"
-    parser.add_argument("--output", type=Path, metavar="FILE", help=output)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write a .jsonl file, or a .csv file for Excel")
     column = "column of the text in the file: name, or number from 0; by default as in the training"
     parser.add_argument("--text_column", help=column)
     parser.add_argument("--text_pair_column", help="column of the second text of a pair")

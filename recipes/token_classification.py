@@ -104,7 +104,7 @@ class TaggedWords(Encoded):
         for (words, _), tags, other in zip(self.rows, expected, found):
             right, got = entities_of(words, tags), entities_of(words, other)
             if right != got:
-                missed, wrong = ([e for e in right if e not in got], [e for e in got if e not in right])
+                missed, wrong = ([e for e in one if e not in two] for one, two in ((right, got), (got, right)))
                 mistakes.append(tuple(map(shown, (joined(words), named(missed), named(wrong)))))
         if mistakes:
             tables["Sentences with mistakes"] = (("sentence", "missed", "wrongly found"), mistakes[:10])

@@ -108,8 +108,7 @@ def parse_line(argv, cls):
     """Return an object of this dataclass, or print help; ``--help-all`` prints all of the Trainer's arguments."""
     logger.set_level("WARNING")
     parser = PdArgumentParser(cls, allow_abbrev=False)  # `take` finds whole names
-    text = "YAML file of arguments; the command line overrides it"
-    parser.add_argument("--config", default=argparse.SUPPRESS, help=text)
+    parser.add_argument("--config", default=argparse.SUPPRESS, help="YAML file; the command line overrides it")
     if {"-h", "--help", "--help-all", "--help_all"} & set(argv):
         _print_help(parser, cls, everything=not {"-h", "--help"} & set(argv))
         sys.exit(0)
@@ -181,8 +180,7 @@ def check_data(args, parts):
         write_json(args.output_dir, DATA, now)
         return
     was = json.loads(path.read_text(encoding="utf-8"))
-    changed = [split for split, digest in now.items() if was.get(split) != digest]
-    if changed:
+    if changed := [split for split, digest in now.items() if was.get(split) != digest]:
         advice = f"restore them, begin a new run, or remove '{path}' to continue with the new rows"
         raise error(f"The {', '.join(changed)} rows changed after the run began: {advice}.", data=parts.source)
 
@@ -194,8 +192,7 @@ def _digest(rows):
             if isinstance(value, np.ndarray):
                 found.update(f"{value.dtype} {value.shape}".encode())
                 value = value.tobytes()
-            found.update(value.read_bytes() if isinstance(value, Path) else repr(value).encode())
-            found.update(b"\0")
+            found.update((value.read_bytes() if isinstance(value, Path) else repr(value).encode()) + b"\0")
     return found.hexdigest()
 
 

@@ -16,7 +16,6 @@ KINDS = {  # kind of label -> loss, metrics; the first metric is the main one
     "labels": (functional.binary_cross_entropy_with_logits, ("micro_f1", "macro_f1", "exact")),
     "scores": (functional.mse_loss, ("rmse", "pearson")),
 }
-MISTAKES = 10
 
 
 def baseline(splits):
@@ -74,7 +73,7 @@ def judge(logits, right, names, rows, kind="classes"):
     predicted, sure = shares.argmax(-1), shares.max(-1)
     each = metrics.precision_recall_fscore_support(right, predicted, labels=numbers, zero_division=0)
     found, tables = _by_class(names, each, "class")
-    wrong = [i for i in np.argsort(-sure, kind="stable") if predicted[i] != right[i]][:MISTAKES]
+    wrong = [i for i in np.argsort(-sure, kind="stable") if predicted[i] != right[i]][:10]
     cells = [(shown(rows[i][0]), names[right[i]], names[predicted[i]], f"{sure[i]:.3f}") for i in wrong]
     tables["Most confident mistakes"] = (("input", "label", "predicted", "probability"), cells)
     return found, {title: cells for title, cells in tables.items() if cells[1]}

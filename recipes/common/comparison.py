@@ -94,7 +94,6 @@ class Study:
         return {**run, **scores, "baseline name": baseline.removesuffix(" baseline").replace("-", " ")}
 
     def report(self, runs):
-        """Print the table of the test scores, the best rate of each decay and the verdict; write report.html."""
         done = next((run for run in runs if "metric" in run), None)
         if done is None:
             raise error("The loss of every run diverged.", learning_rates=self.rates, decays=self.decays)

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import time
-from dataclasses import MISSING
 from typing import NamedTuple
 
 import numpy as np
@@ -240,7 +239,7 @@ def changed_settings(args):
     changed = {}
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
-        default = field.default if field.default_factory is MISSING else field.default_factory()
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if field.name in dict(given_in(args.argv)) and value != default:
             changed[field.name] = getattr(value, "value", value)
     return changed

@@ -66,8 +66,7 @@ def talks_of(names, table, source):
 
 
 def until_question(turns):
-    asked = [number for number, (role, _) in enumerate(turns, 1) if role == "user"]
-    return turns[: max(asked, default=0)]
+    return turns[: max((number for number, (role, _) in enumerate(turns, 1) if role == "user"), default=0)]
 
 
 def by_bytes(messages):

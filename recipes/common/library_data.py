@@ -9,15 +9,13 @@ import re
 import sys
 import sysconfig
 import tokenize
-import warnings
 from pathlib import Path
 
-from . import error
+from . import error, silent
 from .rows import deal, draw
 
 NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
-
 EXCEPTIONS = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 
 
@@ -26,8 +24,7 @@ def docstrings():
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         if NOT_LIBRARY.isdisjoint(path.relative_to(root).parts):
-            with tokenize.open(path) as file, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # some library files hold escapes that the compiler warns of
+            with tokenize.open(path) as file, silent():  # some files hold escapes that the compiler warns of
                 nodes = [node for node in ast.walk(ast.parse(file.read())) if type(node) in NODES]
             yield from ((node, text) for node in nodes if (text := ast.get_docstring(node)))
 

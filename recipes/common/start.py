@@ -51,7 +51,6 @@ def use_avx2(cpuinfo="/proc/cpuinfo"):
 
 
 def end_at_once(number, frame=None):
-    """End the process on a signal outside of the training, where there is nothing to save."""
     os.write(2, b"\nended by a signal: nothing was left to save\n")
     os._exit(128 + number)
 
@@ -152,7 +151,6 @@ def with_config(argv):
 
 
 def _devices():
-    """Return the kinds of device of the installed Paddle, from its source."""
     source = Path(importlib.util.find_spec("paddle").origin).with_name("version") / "__init__.py"
     found = dict(re.findall(r"^(\w+)_version *= '(\d.*)'", source.read_text(encoding="utf-8"), re.M))
     return ["cpu", *(device for device, name in (("gpu", "cuda"), ("gpu", "hip"), ("xpu", "xpu_xre")) if name in found)]

@@ -10,7 +10,7 @@ import masked_lm_pretraining
 import numpy as np
 import paddle
 import pytest
-from common import fine_tuning, language_data, predictors, rows, start
+from common import fine_tuning, language_data, predictors, rows
 from common.language_data import IGNORED, Messages, unigram
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
@@ -217,9 +217,7 @@ def test_a_new_head_begins_with_the_shares_of_the_tokens(guesser):
     assert share[[5, 7, 9]].tolist() == pytest.approx([4 / 29, 2 / 29, 1 / 29]) and bias[9] == 0
 
 
-def test_wrong_options(tmp_path):
-    with pytest.raises(ValueError, match="`metric_for_best_model` must be"):
-        start.check(language_model_sft.__file__, ["--metric_for_best_model", "f1"])
+def test_which_scores_are_better(tmp_path):
     assert language_model_sft.Arguments(output_dir=str(tmp_path)).greater_is_better is False
     assert masked_lm_pretraining.Arguments(output_dir=str(tmp_path)).greater_is_better is True
 

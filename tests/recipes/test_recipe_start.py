@@ -90,7 +90,7 @@ def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, a
         ("sweep", ["--arguments", "--fp16 --device cpu"], "`fp16` needs a GPU"),
         ("sweep", ["--recipe", "sweep"], "`recipe` must be one of.*Received: recipe='sweep'"),
         ("sweep", ["--learning_rates", "1e-3", "high"], "`learning_rates` must be a number"),
-        ("sweep", ["--arguments", "--seed 3"], "The sweep sets seed of each run"),
+        ("sweep", ["--seeds", "0"], "`seeds` must be 1 or more"),
         ("seq2seq", ["--metric_for_best_model", "f1"], "must be one of rouge_1, rouge_l, loss"),
         ("token_classification", ["--tag_column", "tag"], r"`tag_column` must be a number \(int\)"),
         ("masked_lm_pretraining", ["--resume_from_checkpoint", "."], "no complete checkpoint"),

@@ -153,8 +153,6 @@ def test_a_value_of_a_config_may_begin_with_dashes(tmp_path):
 
 
 def test_wrong_input(recipe, monkeypatch):
-    with pytest.raises(SystemExit, match="`seeds` must be 1 or more"):
-        sweep.main(["--seeds", "0"])
     for given in ("--learning_rate 1e-3", "--layerwise_lr_decay=0.9", "--seed 7", "--output_dir x"):
         name = given.strip("-").replace("=", " ").split()[0]
         with pytest.raises(SystemExit, match=f"The sweep sets {name} of each run: .*Received: arguments='{given}'"):
