@@ -3,7 +3,6 @@
     python recipes/language_model_sft.py
     python recipes/language_model_sft.py --data rows.jsonl --source_field prompt --target_field response
     python recipes/language_model_sft.py --data rows.jsonl --model runs/language_model_sft-20261121-140000 --lora_rank 8
-    python recipes/language_model_sft.py --config recipes/configs/llama/language_model_sft.yaml
 
 By default, a small untrained LLaMA learns to describe a function of Python's standard library, given its name, byte by
 byte. A file has prompts with answers (`source` and `target`, or Alpaca's `instruction`, `input` and `output`), or
@@ -18,14 +17,13 @@ import common.start  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
 from common import error
-from common.arguments import FileOptions, RecipeArguments, option, parse
-from common.fine_tuning import Score, fine_tune
+from common.arguments import RecipeArguments, option, parse
+from common.fine_tuning import Score, TokenTrainer, fine_tune, logits_of, token_scores
 from common.language_data import IGNORED, VOCABULARY, Messages, by_bytes, by_tokenizer, load_pairs, padded, unigram
-from common.library_data import function_names
+from common.library_data import named_functions
 from common.pretrained import load_model, load_tokenizer, longest
 from common.rows import set_length
 from common.start import entry_point
-from common.trainers import TokenTrainer, logits_of, token_scores
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.trainer import set_seed
 
@@ -37,28 +35,22 @@ ADAPTED = [r".*\.(q|k|v|o|gate|up|down)_proj"]  # layers of LLaMA, Qwen2 and Mis
 
 @dataclasses.dataclass
 class Arguments(RecipeArguments):
-    """PaddleNLP's training arguments."""
+    """The recipe's own arguments and PaddleNLP's."""
 
     recipe = "language_model_sft"
     metrics = ("perplexity", "accuracy", "loss")
-
-    optim: str = "came"
-    learning_rate: float = 1.5e-3
-    num_train_epochs: float = 2
-    per_device_train_batch_size: int = 32
-    metric_for_best_model: str = "perplexity"
-
-
-@dataclasses.dataclass
-class Options(FileOptions):
-    """Model, data and encoding."""
-
     model: str = option("LlamaForCausalLM", "a PaddleNLP class (untrained), a folder or a hub name")
     lora_rank: int = option(0, "train adapters (LoRA) of this rank instead of the weights; 0 is off", least=0)
     data: str = option("docstrings", "docstrings, a JSON or table file or folder, paddlenlp:NAME, datasets:NAME")
     source_field: Optional[str] = option(None, "column of the prompt")
     target_field: Optional[str] = option(None, "column of the answer")
     max_length: Optional[int] = option(None, "maximum tokens of a row; by default 99 % of the rows fit", least=8)
+    encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
+    optim: str = "came"
+    learning_rate: float = 1.5e-3
+    num_train_epochs: float = 2
+    per_device_train_batch_size: int = 32
+    metric_for_best_model: str = "perplexity"
 
 
 class Writer(TokenTrainer):
@@ -82,32 +74,25 @@ def collate(rows):
     return {"input_ids": paddle.to_tensor(inputs), "labels": paddle.to_tensor(labels)}
 
 
-def named_functions():
-    """Return the `Parts` of conversations: the name of a function, its description."""
-    parts = function_names()
-    talks = parts.each(lambda rows: [(("user", f"{b}: "), ("assistant", a)) for a, b in rows])
-    return dataclasses.replace(parts, **talks)
-
-
-def build(args, options, parts):
+def build(args, parts):
     """Return a Trainer with a model for the rows, and the unigram perplexity of the test rows."""
     set_seed(args.seed)
-    own = options.model == Options.model
-    if own and options.lora_rank:
-        raise error("Adapters need a trained model: give the folder of a run or a hub name.", model=options.model)
-    model = load_model(options.model, task="CausalLM", config=SMALL if own else {})
+    own = args.model == Arguments.model
+    if own and args.lora_rank:
+        raise error("Adapters need a trained model: give the folder of a run or a hub name.", model=args.model)
+    model = load_model(args.model, task="CausalLM", config=SMALL if own else {})
     vocabulary = model.config.vocab_size
-    tokenizer = None if vocabulary == VOCABULARY else load_tokenizer(options.model)
+    tokenizer = None if vocabulary == VOCABULARY else load_tokenizer(args.model)
     tokens = by_bytes if tokenizer is None else by_tokenizer(tokenizer)
-    if options.lora_rank:
-        rank = options.lora_rank
-        model = LoRAModel(model, LoRAConfig(target_modules=ADAPTED, r=rank, lora_alpha=2 * rank))
+    if args.lora_rank:
+        config = LoRAConfig(target_modules=ADAPTED, r=args.lora_rank, lora_alpha=2 * args.lora_rank)
+        model = LoRAModel(model, config)
     count = lambda row: sum(len(ids) for ids, _ in tokens(row)) - 1  # noqa: E731
-    set_length(options, parts.train, count, longest(model, tokenizer))
-    data = parts.each(lambda rows: Answers(rows, options.max_length, tokens))
+    set_length(args, parts.train, count, longest(model, tokenizer))
+    data = parts.each(lambda rows: Answers(rows, args.max_length, tokens))
     for part, rows in data.items():
         if not rows:
-            raise error(f"No row of {part} has an answer to learn.", max_length=options.max_length)
+            raise error(f"No row of {part} has an answer to learn.", max_length=args.max_length)
     trainer = Writer(model, args, data, collate, tokenizer)
     train, test = (np.concatenate([row["labels"] for row in data[part]]) for part in ("train", "test"))
     train, test = train[train != IGNORED], test[test != IGNORED]
@@ -115,10 +100,10 @@ def build(args, options, parts):
 
 
 def run(argv):
-    options, args, argv = parse(argv, Options, Arguments)
-    parts = load_pairs(options, own={"docstrings": named_functions}, conversations=True)
-    trainer, baseline = build(args, options, parts)
-    fine_tune(trainer, Score("perplexity", "unigram", baseline), options, argv, parts)
+    args = parse(argv, Arguments)
+    parts = load_pairs(args, own={"docstrings": named_functions}, conversations=True)
+    trainer, baseline = build(args, parts)
+    fine_tune(trainer, Score("perplexity", "unigram", baseline), parts)
 
 
 main = entry_point(run)

@@ -3,7 +3,6 @@
     python recipes/masked_lm_pretraining.py
     python recipes/masked_lm_pretraining.py --data texts.txt --model ernie-3.0-base-zh      # one text per line
     python recipes/masked_lm_pretraining.py --data datasets:imdb --text_column text --max_length 128
-    python recipes/masked_lm_pretraining.py --config recipes/configs/minilm/masked_lm_pretraining.yaml
 
 By default, MiniLM (from a package that `make` installs) trains on sentences from the docstrings of Python's library.
 `--model BertForMaskedLM` trains a small new model. Other recipes accept the folder of the run as `--model`.
@@ -18,13 +17,12 @@ from typing import Optional
 import common.start  # noqa: F401 - before Paddle
 import numpy as np
 import paddle
-from common.arguments import FileOptions, RecipeArguments, option, parse
-from common.fine_tuning import Score, fine_tune
+from common.arguments import RecipeArguments, option, parse
+from common.fine_tuning import Score, TokenTrainer, fine_tune, logits_of, token_scores
 from common.library_data import docstring_texts
 from common.pretrained import load_encoder
-from common.rows import Encoded, load_tables, rows_of_columns, with_special_tokens
+from common.rows import Encoded, load_tables, rows_of_columns
 from common.start import entry_point
-from common.trainers import TokenTrainer, logits_of, token_scores
 from paddlenlp.data import DataCollatorWithPadding
 
 MASKED = 0.15  # share of the tokens
@@ -32,26 +30,20 @@ MASKED = 0.15  # share of the tokens
 
 @dataclasses.dataclass
 class Arguments(RecipeArguments):
-    """PaddleNLP's training arguments."""
+    """The recipe's own arguments and PaddleNLP's."""
 
     recipe = "masked_lm_pretraining"
     metrics = ("accuracy", "perplexity", "loss")
-
+    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
+    data: str = option("docstrings", "docstrings, a text, table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
+    text_column: Optional[str] = option(None, "column of the text, in tables; in a .txt each line is a text")
+    max_length: Optional[int] = option(None, "tokens per row, else a text is several; by default 99 % fit", least=8)
+    encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
     optim: str = "lamb"
     learning_rate: float = 3e-3
     layerwise_head_ratio: float = 4.0
     num_train_epochs: float = 3
     per_device_train_batch_size: int = 64
-
-
-@dataclasses.dataclass
-class Options(FileOptions):
-    """Model, data and encoding."""
-
-    model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
-    data: str = option("docstrings", "docstrings, a text, table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
-    text_column: Optional[str] = option(None, "column of the text, in tables; in a .txt each line is a text")
-    max_length: Optional[int] = option(None, "tokens per row, else a text is several; by default 99 % fit", least=8)
 
 
 class Rows(Encoded):
@@ -68,8 +60,9 @@ class Rows(Encoded):
             left = sum(token not in special for token in ids)
             self.count(1, 0, left)
             self.also["texts in several rows"] += len(ids) > room
-            parts = [ids[at : at + room] for at in range(0, len(ids), room)]
-            self.extend(with_special_tokens(part, tokenizer) for part in parts if not special.issuperset(part))
+            for part in (ids[at : at + room] for at in range(0, len(ids), room)):
+                if not special.issuperset(part):
+                    self.append(dict(tokenizer.prepare_for_model(part, return_attention_mask=False, verbose=False)))
 
     def score(self, prediction):
         return token_scores(prediction)
@@ -113,31 +106,30 @@ def begin_with_shares(model, counts):
         bias.set_value(logs.astype("float32"))
 
 
-def build(args, options, parts):
+def build(args, parts):
     """Return a Trainer, and the share of the most frequent token in the test rows."""
-    count = lambda tokenizer: lambda text: len(tokenizer(text, verbose=False)["input_ids"])  # noqa: E731
-    tokenizer, model = load_encoder(args, options, parts.train, count, "MaskedLM")
+    count = lambda text, tokenizer: len(tokenizer(text, verbose=False)["input_ids"])  # noqa: E731
+    tokenizer, model = load_encoder(args, parts.train, count, "MaskedLM")
     special = set(tokenizer.all_special_ids)
-    data = parts.each(lambda texts: Rows(texts, tokenizer, options.max_length))
+    data = parts.each(lambda texts: Rows(texts, tokenizer, args.max_length))
     tokens = lambda rows: Counter(t for row in rows for t in row["input_ids"] if t not in special)  # noqa: E731
     trained, tested = tokens(data["train"]), tokens(data["test"])
-    if options.model == "minilm" or options.model.endswith("ForMaskedLM"):
+    if args.model == "minilm" or args.model.endswith("ForMaskedLM"):
         begin_with_shares(model, trained)
     trainer = Guesser(model, args, data, DataCollatorWithPadding(tokenizer), tokenizer)
     return trainer, tested[trained.most_common(1)[0][0]] / sum(tested.values())
 
 
 def run(argv):
-    options, args, argv = parse(argv, Options, Arguments)
-    wanted = {"text_column": options.text_column}
+    args = parse(argv, Arguments)
+    wanted = {"text_column": args.text_column}
 
     def texts(names, table, source, notes):
-        others = {"text_column": ("0",)} if len(names) == 1 else {}
-        return [str(text) for (text,) in rows_of_columns(names, table, wanted, source, notes, others)]
+        return [str(text) for (text,) in rows_of_columns(names, table, wanted, source, notes)]
 
-    parts = load_tables(options, wanted, texts, own={"docstrings": docstring_texts}, key=str)
-    trainer, baseline = build(args, options, parts)
-    fine_tune(trainer, Score("accuracy", "most frequent token", baseline), options, argv, parts)
+    parts = load_tables(args, wanted, texts, own={"docstrings": docstring_texts}, key=str)
+    trainer, baseline = build(args, parts)
+    fine_tune(trainer, Score("accuracy", "most frequent token", baseline), parts)
 
 
 main = entry_point(run)

@@ -26,27 +26,26 @@ from common.language_data import ALPACA, talks_of, until_question, with_prompts
 from common.rows import rows_of_columns
 from common.start import entry_point
 
-COLUMNS = ("text_column", "text_pair_column")
 BATCH = 32  # inputs
 
 
 def read_inputs(args, expected, notes):
-    """Return an iterable of tuples: the texts of each input, or a conversation; count those without a text.
+    """Return an iterable of tuples, the texts of each input or a conversation; `expected` is what the run noted.
 
-    In a file with several columns, the texts are in the columns of the command line, or else in columns with the names
-    that the training read, or else in columns with usual names. `expected` is what the run noted.
+    Columns are those of the command line, or else those that the training read, or else those with usual names.
     """
-    path, trained_on, width = Path(args.input or ""), expected.get("columns", {}), 2 if expected.get("pair") else 1
+    path, trained_on, width = args.input, expected.get("columns", {}), 2 if expected.get("pair") else 1
     if args.inputs:
         if len(args.inputs) % width:
             raise error("This model reads pairs: give an even number of texts.", inputs=args.inputs)
         notes.rows = len(args.inputs) // width
         return zip(*[iter(args.inputs)] * width)
     if not path.is_file():
-        raise error("The input file does not exist.", input=path)
+        problem = "The input file does not exist or is a folder; give images as arguments, such as `FOLDER/*.png`."
+        raise error(problem, input=path)
     if path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".txt":
         return _lines(io.StringIO(decode(path, args.encoding)), width, path, notes)
-    wanted, prompts = {name: getattr(args, name) for name in COLUMNS[:width]}, ()
+    wanted, prompts = {name: getattr(args, name) for name in ("text_column", "text_pair_column")[:width]}, ()
     if expected["recipe"] in ("seq2seq", "language_model_sft"):  # a text is written for each prompt
         trained_on, prompts = {"text_column": trained_on.get("source_field")}, USUAL_NAMES["source_field"]
     likely = [name for name in map(trained_on.get, wanted) if name and not name.isdigit()]
@@ -59,8 +58,7 @@ def read_inputs(args, expected, notes):
         names, table = with_prompts(names, table)
     for name, column in wanted.items():
         wanted[name] = trained_on[name] if column is None and trained_on.get(name) in names else column
-    others = {name: (*prompts, *([str(i)] if len(names) == width else [])) for i, name in enumerate(wanted)}
-    return [tuple(map(str, row)) for row in rows_of_columns(names, table, wanted, path, notes, others)]
+    return [tuple(map(str, row)) for row in rows_of_columns(names, table, wanted, path, notes, prompts)]
 
 
 def _lines(lines, width, source, notes):
@@ -94,17 +92,15 @@ def cells_of(row):
     """Return a prediction as cells: lists in words, one column for the probability of each class."""
     each = row.pop("probabilities", {})
     if "entities" in row:
-        row["entities"] = [f"{one['text']} ({one['type']})" for one in row["entities"]]
+        row["entities"] = "; ".join(f"{one['text']} ({one['type']})" for one in row["entities"])
         each = {"probabilities": [f"{share:.6g}" for share in each]}
     else:
         each = {f"p({name})": share for name, share in each.items()}
     cells = {**row, **each, "tokens left out": row.get("tokens left out", 0)}
-    between = {"entities": "; "}
-    return {name: between.get(name, " ").join(cell) if isinstance(cell, list) else cell for name, cell in cells.items()}
+    return {name: " ".join(cell) if isinstance(cell, list) else cell for name, cell in cells.items()}
 
 
 def shown(row):
-    """Return a prediction as a line."""
     if "tags" in row:
         tagged = " ".join(f"{word}/{tag}" for word, tag in zip(row["words"], row["tags"]))
         return f"{tagged} ({min(row['probabilities'], default=1):.3f})"
@@ -119,8 +115,8 @@ def say(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="folder of the run")
     parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images")
-    parser.add_argument("--input", metavar="FILE", help="read inputs from a file")
-    parser.add_argument("--output", metavar="FILE", help="write a .jsonl file, or a .csv file that Excel reads")
+    parser.add_argument("--input", type=Path, metavar="FILE", help="read inputs from a file")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write a .jsonl file, or a .csv file for Excel")
     column = "column of the text in the file: name, or number from 0; by default as in the training"
     parser.add_argument("--text_column", help=column)
     parser.add_argument("--text_pair_column", help="column of the second text of a pair")
@@ -130,8 +126,8 @@ def say(argv):
     args = parser.parse_intermixed_args(argv)
     if bool(args.inputs) == bool(args.input):
         raise error("Give either inputs or `--input FILE`.", inputs=args.inputs, input=args.input)
-    path = Path(args.output) if args.output else None
-    if path is not None and path.suffix.lower() not in (".csv", ".jsonl"):
+    path = args.output
+    if path and path.suffix.lower() not in (".csv", ".jsonl"):
         raise error("`--output` must end in .csv or .jsonl.", output=path)
     expected, notes = noted(args.folder), Notes()
     inputs = iter(read_inputs(args, expected, notes))

@@ -2,7 +2,6 @@
 
     python recipes/seq2seq.py
     python recipes/seq2seq.py --data news.jsonl --source_field article --target_field summary --model t5-small
-    python recipes/seq2seq.py --config recipes/configs/t5/seq2seq.yaml
     python recipes/seq2seq.py --resume_from_checkpoint runs/seq2seq-20261121-140000
 
 By default, a small untrained T5 learns to convert dates in words to digits. A file has columns or JSON objects with a
@@ -16,26 +15,31 @@ from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
 import paddle
-from common.arguments import FileOptions, RecipeArguments, option, parse
+from common.arguments import RecipeArguments, option, parse
 from common.files import CJK
-from common.fine_tuning import Score, fine_tune
+from common.fine_tuning import FineTuner, Score, fine_tune
 from common.language_data import IGNORED, load_pairs
 from common.library_data import written_dates
 from common.pretrained import load_model, load_tokenizer, longest
 from common.rows import Encoded, set_length
 from common.start import entry_point
-from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForSeq2Seq
 from paddlenlp.trainer import set_seed
 
 
 @dataclasses.dataclass
 class Arguments(RecipeArguments):
-    """PaddleNLP's training arguments."""
+    """The recipe's own arguments and PaddleNLP's."""
 
     recipe = "seq2seq"
     metrics = ("rouge_1", "rouge_l", "loss")
-
+    model: str = option("T5ForConditionalGeneration", "a PaddleNLP class (untrained), a folder or a hub name")
+    data: str = option("dates", "dates, a .csv, .tsv, .json or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
+    source_field: Optional[str] = option(None, "column of the source text")
+    target_field: Optional[str] = option(None, "column of the target text")
+    max_length: Optional[int] = option(None, "maximum tokens of a source; by default 99 % of them fit", least=4)
+    max_target_length: Optional[int] = option(None, "maximum tokens of a target; by default 99 % fit", least=3)
+    encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
     optim: str = "adafactor"
     learning_rate: float = 3e-3
     weight_decay: float = 0.0
@@ -44,31 +48,19 @@ class Arguments(RecipeArguments):
     metric_for_best_model: str = "rouge_1"
 
 
-@dataclasses.dataclass
-class Options(FileOptions):
-    """Model, data and encoding."""
-
-    model: str = option("T5ForConditionalGeneration", "a PaddleNLP class (untrained), a folder or a hub name")
-    data: str = option("dates", "dates, a .csv, .tsv, .json or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")
-    source_field: Optional[str] = option(None, "column of the source text")
-    target_field: Optional[str] = option(None, "column of the target text")
-    max_length: Optional[int] = option(None, "maximum tokens of a source; by default 99 % of them fit", least=4)
-    max_target_length: Optional[int] = option(None, "maximum tokens of a target; by default 99 % fit", least=3)
-
-
 class Pairs(Encoded):
     """Tokenized sources and targets, with the score of a model's outputs."""
 
     unit = "target tokens"
 
-    def __init__(self, rows, tokenizer, options):
+    def __init__(self, rows, tokenizer, args):
         super().__init__()
         self.tokenizer, self.targets = tokenizer, [target for _, target in rows]
         for row in rows:
             source, target = (tokenizer(text, verbose=False)["input_ids"] for text in row)
-            self.also["sources cut"] += len(source) > options.max_length
-            self.count(len(target), max(len(target) - options.max_target_length, 0))
-            source, target = _cut(source, options.max_length), _cut(target, options.max_target_length)
+            self.also["sources cut"] += len(source) > args.max_length
+            self.count(len(target), max(len(target) - args.max_target_length, 0))
+            source, target = _cut(source, args.max_length), _cut(target, args.max_target_length)
             self.append({"input_ids": source, "attention_mask": [1] * len(source), "labels": target})
 
     def score(self, prediction):
@@ -86,19 +78,16 @@ def _cut(ids, length):
 class Writer(FineTuner):
     """The Trainer; it evaluates texts that the model writes by greedy search."""
 
-    max_new_tokens = 8  # tokens of an output
-
     def compute_loss(self, model, inputs, return_outputs=False):
         outputs = model(**inputs)
         return (outputs[0], outputs) if return_outputs else outputs[0]
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Return (loss, tokens of the outputs, tokens of the targets)."""
         inputs = self._prepare_inputs(inputs)
         with paddle.no_grad():
             loss = self.compute_loss(model, inputs)
             read = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            greedily = {"max_new_tokens": self.max_new_tokens, "decode_strategy": "greedy_search"}
+            greedily = {"max_new_tokens": self.args.max_target_length, "decode_strategy": "greedy_search"}
             written = self.model.generate(**read, **greedily)[0]
         return loss, written, inputs["labels"]
 
@@ -140,30 +129,28 @@ def _longest_common(a, b):
     return best[-1]
 
 
-def build(args, options, parts):
+def build(args, parts):
     set_seed(args.seed)
-    tokenizer = load_tokenizer(options.model)
+    tokenizer = load_tokenizer(args.model)
     small = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_decoder_layers": 2, "bos_token_id": 0}
-    config = small if options.model == Options.model else {}
-    model = load_model(options.model, task="ConditionalGeneration", config=config)
+    config = small if args.model == Arguments.model else {}
+    model = load_model(args.model, task="ConditionalGeneration", config=config)
     for column, name in enumerate(("max_length", "max_target_length")):
         count = lambda row: len(tokenizer(row[column], verbose=False)["input_ids"])  # noqa: B023, E731
-        set_length(options, parts.train, count, longest(model, tokenizer), name)
-    data = parts.each(lambda rows: Pairs(rows, tokenizer, options))
+        set_length(args, parts.train, count, longest(model, tokenizer), name)
+    data = parts.each(lambda rows: Pairs(rows, tokenizer, args))
     collator = DataCollatorForSeq2Seq(tokenizer, model=model, label_pad_token_id=IGNORED)
-    trainer = Writer(model, args, data, collator, tokenizer)
-    trainer.max_new_tokens = options.max_target_length
-    return trainer
+    return Writer(model, args, data, collator, tokenizer)
 
 
 def run(argv):
-    options, args, argv = parse(argv, Options, Arguments)
-    parts = load_pairs(options, own={"dates": written_dates})
+    args = parse(argv, Arguments)
+    parts = load_pairs(args, own={"dates": written_dates})
     first = best_lead(parts.train)
     leads = [" ".join(words(source)[:first]) for source, _ in parts.test]
     baseline = rouge(leads, [target for _, target in parts.test])["rouge_1"]
-    trainer = build(args, options, parts)
-    fine_tune(trainer, Score("rouge_1", f"the first {first} words", baseline), options, argv, parts)
+    trainer = build(args, parts)
+    fine_tune(trainer, Score("rouge_1", f"the first {first} words", baseline), parts)
 
 
 main = entry_point(run)

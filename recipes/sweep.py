@@ -2,12 +2,10 @@
 
     python recipes/sweep.py
     python recipes/sweep.py --recipe text_classification --arguments "--data reviews.csv" --output_dir runs/reviews
-    python recipes/sweep.py --config recipes/configs/vit/sweep.yaml
     python recipes/sweep.py --output_dir runs/sweep-20261121-140000 --seeds 5           # resumes, with two more seeds
 
-At its start, the sweep prints the command that resumes it: a resume skips finished runs. A run whose loss diverged
-counts as finished. The best learning rate of each decay is the rate with the best validation score. The sweep keeps the
-report and the history of each run, but not the model.
+At its start, the sweep prints the command that resumes it. The best learning rate of each decay is the rate with the
+best validation score. The sweep keeps the report and the history of each run, but not the model.
 """
 
 import dataclasses
@@ -39,12 +37,12 @@ class Options:
 
 
 def run(argv):
-    (options,) = parse_line(argv, Options)
+    options = parse_line(argv, Options)
     again = command("sweep", *take(argv, "output_dir")[1], "--output_dir", options.output_dir)
     print(f"after an interruption: {again}", flush=True)
     seeds = list(range(options.first_seed, options.first_seed + options.seeds))
-    given = shlex.split(options.arguments)
-    Study(options.recipe, given, options.learning_rates, options.decays, seeds, options.output_dir).run()
+    arguments, rates = shlex.split(options.arguments), options.learning_rates
+    Study(options.recipe, arguments, rates, options.decays, seeds, options.output_dir).run()
 
 
 main = entry_point(run)

@@ -17,29 +17,22 @@ from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
 from common import classification
-from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
+from common.arguments import RecipeArguments, choose_metric, option, parse
 from common.comparison import Study
-from common.fine_tuning import fine_tune
+from common.fine_tuning import FineTuner, fine_tune
 from common.pretrained import load_encoder
 from common.rows import Encoded
 from common.start import entry_point
 from common.text_data import READING, load_splits, sample, tokens_of
-from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorWithPadding
 
 
 @dataclasses.dataclass
 class Arguments(RecipeArguments):
-    """PaddleNLP's training arguments."""
+    """The recipe's own arguments and PaddleNLP's."""
 
     recipe = "text_classification"
     metrics = ("accuracy", "macro_f1", "matthews", "micro_f1", "exact", "rmse", "pearson", "loss")
-
-
-@dataclasses.dataclass
-class Options(FileOptions):
-    """Model, data, encoding and comparison."""
-
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     text_column: Optional[str] = option(None, "column of the text: name, or number from 0")
@@ -52,6 +45,7 @@ class Options(FileOptions):
     compare: bool = option(False, "train with uniform and with layer-wise rates; write a report, keep no model")
     compare_learning_rates: list[float] = option([1e-4, 3e-4, 1e-3], "learning rates of --compare")
     compare_seeds: int = option(3, "number of seeds of --compare; the first is --seed", least=1)
+    encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
 
 
 class Texts(Encoded):
@@ -59,47 +53,45 @@ class Texts(Encoded):
 
     def __init__(self, rows, tokenizer, max_length, splits):
         super().__init__()
-        self.rows, self.splits, self.scores = rows, splits, classification.of_kind(splits).scores
+        self.rows, self.splits = rows, splits
         for text, label in rows:
             self.append({**tokens_of(text, tokenizer, max_length, self), "labels": splits.target(label)})
 
     def score(self, prediction):
-        return self.scores(prediction.predictions, prediction.label_ids)
+        return classification.scores(self.splits, prediction.predictions, prediction.label_ids)
 
     def judge(self, logits, labels):
-        texts = [text for text, _ in self.rows]
-        return classification.judge(logits, labels, self.splits.labels, texts, self.splits.kind)
+        return classification.judge(logits, labels, self.splits.labels, self.rows, self.splits.kind)
 
 
-def build(args, options, splits):
-    count = lambda tokenizer: lambda row: len(tokens_of(row[0], tokenizer)["input_ids"])  # noqa: E731
-    tokenizer, model = load_encoder(args, options, splits.train, count, classes=splits.labels)
+def build(args, splits):
+    count = lambda row, tokenizer: len(tokens_of(row[0], tokenizer)["input_ids"])  # noqa: E731
+    tokenizer, model = load_encoder(args, splits.train, count, classes=splits.labels)
     by_length = {part: sorted(getattr(splits, part), key=lambda row: len(row[0])) for part in ("validation", "test")}
     rows = {"train": splits.train, **by_length}  # less padding
-    data = {part: Texts(rows[part], tokenizer, options.max_length, splits) for part in rows}
+    data = {part: Texts(rows[part], tokenizer, args.max_length, splits) for part in rows}
     trainer = FineTuner(model, args, data, DataCollatorWithPadding(tokenizer), tokenizer)
-    trainer.loss = classification.of_kind(splits).loss
+    trainer.loss, _ = classification.KINDS[splits.kind]
     return trainer
 
 
 def run(argv):
-    options, args, argv = parse(argv, Options, Arguments)
-    if options.compare:
+    args = parse(argv, Arguments)
+    if args.compare:
         unsaved = ["--evaluation_strategy=no", "--save_strategy=no", "--no_load_best_model_at_end"]
-        decays, seeds = [1.0, args.layerwise_lr_decay], range(args.seed, args.seed + options.compare_seeds)
-        given = [*argv, "--compare=False", *unsaved]  # each run adds its own rate, decay, seed and folder
-        Study(args.recipe, given, options.compare_learning_rates, decays, seeds, args.output_dir).run()
+        decays, seeds = [1.0, args.layerwise_lr_decay], range(args.seed, args.seed + args.compare_seeds)
+        given = [*args.argv, "--compare=False", *unsaved]  # each run adds its own rate, decay, seed and folder
+        Study(args.recipe, given, args.compare_learning_rates, decays, seeds, args.output_dir).run()
         return
-    splits = load_splits(options.data, **{name: getattr(options, name) for name in READING})
-    if options.data == "docstrings":  # two cores learn them in minutes; 99 % of the rows would be twice the tokens
-        options.max_length = options.max_length or 64
+    splits = load_splits(args.data, **{name: getattr(args, name) for name in READING})
+    if args.data == "docstrings":  # two cores learn them in minutes; 99 % of the rows would be twice the tokens
+        args.max_length = args.max_length or 64
         splits = dataclasses.replace(splits, train=sample(splits.train, 50, args.seed))
-    kind = classification.of_kind(splits)
-    choose_metric(args, kind.names, argv)
-    trainer = build(args, options, splits)
+    choose_metric(args, classification.KINDS[splits.kind][1])
+    trainer = build(args, splits)
     noted = {"pair": "text_pair_column" in splits.notes.columns, "kind": splits.kind}
     noted |= {"scale": splits.scale} if splits.kind == "scores" else {}
-    fine_tune(trainer, kind.baseline(), options, argv, splits, noted)
+    fine_tune(trainer, classification.baseline(splits), splits, noted)
 
 
 main = entry_point(run)

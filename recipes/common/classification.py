@@ -1,8 +1,6 @@
 """Scores of classes, sets of labels and scores, by scikit-learn and SciPy; the most confident mistakes."""
 
-import dataclasses
 from collections import Counter
-from typing import Callable
 
 import numpy as np
 from paddle.nn import functional
@@ -11,29 +9,26 @@ from scipy.special import softmax
 from sklearn import metrics
 
 from . import silent
-from .fine_tuning import Score
-from .trainers import logits_of
+from .fine_tuning import Score, logits_of
 
-CLASSES, LABELS, SCORES = ("accuracy", "macro_f1", "matthews"), ("micro_f1", "macro_f1", "exact"), ("rmse", "pearson")
-MISTAKES = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """What belongs to one kind of label: its metrics (the first is the main one), loss, scores, baseline."""
-
-    names: tuple
-    loss: Callable
-    scores: Callable  # of logits and the labels that the loss takes
-    baseline: Callable  # Parts -> `Score` on the test rows
+KINDS = {  # kind of label -> loss, metrics; the first metric is the main one
+    "classes": (functional.cross_entropy, ("accuracy", "macro_f1", "matthews")),
+    "labels": (functional.binary_cross_entropy_with_logits, ("micro_f1", "macro_f1", "exact")),
+    "scores": (functional.mse_loss, ("rmse", "pearson")),
+}
 
 
-def of_kind(splits):
-    return {
-        "classes": Kind(CLASSES, functional.cross_entropy, class_scores, lambda: majority_score(splits.test)),
-        "labels": Kind(LABELS, functional.binary_cross_entropy_with_logits, label_scores, lambda: _usual(splits)),
-        "scores": Kind(SCORES, functional.mse_loss, _scores_of(splits), lambda: _mean(splits)),
-    }[splits.kind]
+def baseline(splits):
+    """Return the `Score` of a constant prediction on the test rows."""
+    if splits.kind == "classes":
+        return majority_score(splits.test)
+    if splits.kind == "scores":
+        deviations = [score - splits.scale[0] for _, score in splits.test]
+        return Score("rmse", "mean score", float(np.sqrt(np.mean(np.square(deviations)))))
+    right = np.array([splits.target(label) for _, label in splits.test])
+    usual = Counter(label for _, label in splits.train).most_common(1)[0][0]
+    found = 2 * np.tile(splits.target(usual), (len(right), 1)) - 1
+    return Score("micro_f1", "most frequent set", scores(splits, found, right)["micro_f1"])
 
 
 def majority_score(rows):
@@ -41,17 +36,19 @@ def majority_score(rows):
     return Score("accuracy", "majority class", Counter(label for _, label in rows).most_common(1)[0][1] / len(rows))
 
 
-def _usual(splits):
-    """Return the score of the most frequent set of labels in the training rows."""
-    usual = Counter(label for _, label in splits.train).most_common(1)[0][0]
-    right = np.array([splits.target(label) for _, label in splits.test])
-    found = label_scores(2 * np.tile(splits.target(usual), (len(right), 1)) - 1, right)
-    return Score("micro_f1", "most frequent set", found["micro_f1"])
-
-
-def _mean(splits):
-    mean, _ = splits.scale
-    return Score("rmse", "mean score", float(np.sqrt(np.mean([(score - mean) ** 2 for _, score in splits.test]))))
+def scores(splits, logits, labels):
+    """Return the metrics of a model's logits, given the labels that the loss takes."""
+    if splits.kind == "classes":
+        return class_scores(logits, labels)
+    logits, labels = (np.asarray(values, "float64") for values in (logits_of(logits), labels))
+    if splits.kind == "labels":
+        predicted, right = logits > 0, labels > 0.5
+        f1 = lambda kind: float(metrics.f1_score(right, predicted, average=kind, zero_division=0))  # noqa: E731
+        return {"micro_f1": f1("micro"), "macro_f1": f1("macro"), "exact": float((predicted == right).all(1).mean())}
+    found, right = logits.flatten() * splits.scale[1], labels.flatten() * splits.scale[1]
+    constant = len(found) < 2 or found.std() == 0 or right.std() == 0
+    pearson = 0.0 if constant else float(stats.pearsonr(found, right).statistic)
+    return {"rmse": float(np.sqrt(np.mean((found - right) ** 2))), "pearson": pearson}
 
 
 @silent()
@@ -64,28 +61,8 @@ def class_scores(logits, labels):
     }
 
 
-def label_scores(logits, labels):
-    predicted, right = np.asarray(logits_of(logits)) > 0, np.asarray(labels) > 0.5
-    f1 = lambda kind: float(metrics.f1_score(right, predicted, average=kind, zero_division=0))  # noqa: E731
-    return {"micro_f1": f1("micro"), "macro_f1": f1("macro"), "exact": float((predicted == right).all(1).mean())}
-
-
-def _scores_of(splits):
-    def scores(logits, labels):
-        deviation = splits.scale[1]
-        found, right = (np.asarray(values, "float64").flatten() * deviation for values in (logits_of(logits), labels))
-        constant = len(found) < 2 or found.std() == 0 or right.std() == 0
-        pearson = 0.0 if constant else float(stats.pearsonr(found, right).statistic)
-        return {"rmse": float(np.sqrt(np.mean((found - right) ** 2))), "pearson": pearson}
-
-    return scores
-
-
-def judge(logits, right, names, inputs, kind="classes"):
-    """Return scores by class and the most confident mistakes as results, and as tables.
-
-    `right` are the labels as the loss takes them; `inputs` are texts, pairs or images.
-    """
+def judge(logits, right, names, rows, kind="classes"):
+    """Return scores by class and the most confident mistakes as results, and as tables."""
     logits, right = np.asarray(logits_of(logits), "float64"), np.asarray(right)
     if kind == "scores":
         return {}, {}
@@ -96,9 +73,9 @@ def judge(logits, right, names, inputs, kind="classes"):
     predicted, sure = shares.argmax(-1), shares.max(-1)
     each = metrics.precision_recall_fscore_support(right, predicted, labels=numbers, zero_division=0)
     found, tables = _by_class(names, each, "class")
-    wrong = [i for i in np.argsort(-sure, kind="stable") if predicted[i] != right[i]][:MISTAKES]
-    rows = [(shown(inputs[i]), names[right[i]], names[predicted[i]], f"{sure[i]:.3f}") for i in wrong]
-    tables["Most confident mistakes"] = (("input", "label", "predicted", "probability"), rows)
+    wrong = [i for i in np.argsort(-sure, kind="stable") if predicted[i] != right[i]][:10]
+    cells = [(shown(rows[i][0]), names[right[i]], names[predicted[i]], f"{sure[i]:.3f}") for i in wrong]
+    tables["Most confident mistakes"] = (("input", "label", "predicted", "probability"), cells)
     return found, {title: cells for title, cells in tables.items() if cells[1]}
 
 
@@ -110,9 +87,9 @@ def _by_class(names, each, title):
 
 def table_of_scores(title, found, columns):
     """Return header and rows for name -> {column: score}; the last column counts, and without a count is no score."""
-    *scores, count = columns
+    *names, count = columns
     cell = lambda row, column: f"{row[column]:.3f}" if row[count] else "-"  # noqa: E731
-    rows = [(name, *(cell(row, column) for column in scores), int(row[count])) for name, row in found.items()]
+    rows = [(name, *(cell(row, column) for column in names), int(row[count])) for name, row in found.items()]
     return (title, *columns), rows
 
 

@@ -13,17 +13,14 @@ from pathlib import Path
 import numpy as np
 import paddle
 from paddlenlp.utils.log import logger
-from rich.console import Console
-from rich.table import Table
 from scipy import stats
 
 from paddle_ldopt.trainer import last_checkpoint, write_whole
 
 from . import error
-from .arguments import LOWER_IS_BETTER
+from .arguments import ARGUMENTS, LOWER_IS_BETTER, write_json
 from .fine_tuning import Score
-from .run_folder import ARGUMENTS, write_json
-from .run_report import paragraph, plots, section, side_by_side, table, write_page
+from .run_report import plots, write_page
 
 CELL = ("learning_rate", "layerwise_lr_decay", "seed")
 DIVERGED = "inf or nan"  # part of the Trainer's error for a loss that is not finite
@@ -70,7 +67,6 @@ class Study:
         self.report([results[run] for run in self.plan()])
 
     def _train(self, rate, decay, seed):
-        """Return the validation and the test score of one run, the baseline, and the metric's name."""
         folder, run = Path(self.folder, name_of(rate, decay, seed)), dict(zip(CELL, (rate, decay, seed)))
         argv = [*self.arguments, "--output_dir", str(folder), *(f"--{name}={value}" for name, value in run.items())]
         if last_checkpoint(folder):
@@ -98,7 +94,6 @@ class Study:
         return {**run, **scores, "baseline name": baseline.removesuffix(" baseline").replace("-", " ")}
 
     def report(self, runs):
-        """Print the table of the test scores, the best rate of each decay and the verdict; write report.html."""
         done = next((run for run in runs if "metric" in run), None)
         if done is None:
             raise error("The loss of every run diverged.", learning_rates=self.rates, decays=self.decays)
@@ -107,10 +102,7 @@ class Study:
         title = f"Test {score.metric}, mean and standard deviation of {len(self.seeds)} seed(s)"
         header = ("learning rate", *(f"decay {decay:g}" for decay in decays))
         rows = [(f"{rate:g}", *(spread(scores_of(runs, "test", rate, decay)) for decay in decays)) for rate in rates]
-        printed = Table(*header, title=title)
-        for row in rows:
-            printed.add_row(*row)
-        _print(printed)
+        _print("\n".join((title, *("".join(f"{cell:>20}" for cell in row) for row in (header, *rows)))))
         best = {decay: best_rate(runs, rates, decay) for decay in decays}
         found = {decay: scores_of(runs, "test", best[decay], decay) for decay in decays}
         said = [f"decay {d:g}: {spread(found[d])} at learning rate {best[d]:g}, the best by validation" for d in decays]
@@ -120,9 +112,8 @@ class Study:
             said.append(f"Verdict: decay {first:g} {score.verdict(statistics.mean(found[first]))}.")
         _print("\n".join(said))
         chart = plots("test score by rate", _draw, runs, rates, decays, score)
-        found = side_by_side(section(title, table(header, rows)), section("With 95 % intervals", chart))
-        parts = [*map(paragraph, said[::-1]), found]
-        write_page(path := str(Path(self.folder, "report.html")), f"{self.recipe}: learning rates and decays", parts)
+        path, about = str(Path(self.folder, "report.html")), f"{self.recipe}: learning rates and decays"
+        write_page(path, about, said[::-1], [[(title, (header, rows)), ("With 95 % intervals", chart)]])
         _print(f"report: {path}")
 
 
@@ -210,10 +201,9 @@ def best_rate(runs, rates, decay):
 def spread(values):
     if not all(map(math.isfinite, values)):
         return "diverged"
-    deviation = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.3f}{deviation}"
+    return f"{statistics.mean(values):.3f}" + (f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else "")
 
 
 def _print(text):
     if paddle.distributed.get_rank() == 0:
-        Console(soft_wrap=True, highlight=False).print(text, markup=False)
+        print(text, flush=True)

@@ -114,13 +114,8 @@ def _detect(data):
 
 
 def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=None):
-    """Return the column names of a file (positions for a file without names) and a list of (place, cells).
-
-    A first row that holds a name in `likely` is a header. A .txt of one column has a text in each line.
-    """
+    """Return the column names of a file, or their positions, and (place, cells); `likely` names are in a header."""
     suffix, text, records = path.suffix.lower(), decode(path, encoding, notes), []
-    if suffix not in SUFFIXES:
-        raise error(f"The name of a data file must end in {', '.join(SUFFIXES)}.", source=path)
     if suffix == ".txt" and len(wanted) == 1:
         lines = enumerate(map(str.strip, text.split("\n")), 1)
         return ["0"], [(f"Line {number}", [line]) for number, line in lines if line]
@@ -173,10 +168,9 @@ def flatten(records):
 def _csv_records(text, suffix):
     """Yield (place, cells) of each row that is not blank: Excel ends a file with rows of empty cells, `,,`."""
     delimiter = _delimiter(text, suffix)
-    options = {"delimiter": delimiter, "strict": True}
-    if suffix != ".csv" and not _is_quoted(text, delimiter):
-        options = {"delimiter": delimiter, "quoting": csv.QUOTE_NONE}
-    reader = csv.reader(io.StringIO(text, newline=""), **options)
+    quoted = suffix == ".csv" or _is_quoted(text, delimiter)
+    how = {"delimiter": delimiter, "strict": quoted, "quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE}
+    reader = csv.reader(io.StringIO(text, newline=""), **how)
     for cells in reader:
         if len(cells) == 1 or any(map(str.strip, cells)):
             yield f"Line {reader.line_num}", [cell.strip("\ufeff") for cell in cells]
@@ -239,8 +233,7 @@ def is_number(text):
 def column_of(names, option, column, source, others=()):
     """Return the position of the given column, or else of a column with a usual name, or else of one in `others`."""
     known = {str(i): i for i in range(len(names))}
-    known.update({name.lower(): i for i, name in enumerate(names)})
-    known.update({name: i for i, name in enumerate(names)})
+    known |= {name.lower(): i for i, name in enumerate(names)} | {name: i for i, name in enumerate(names)}
     for choice in (*USUAL_NAMES[option], *others) if column is None else (str(column),):
         if choice in known:
             return known[choice]
@@ -255,6 +248,8 @@ def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
         names, table = read_table(path, {}, encoding=encoding, notes=notes)
         return tagged_rows([(place, dict(zip(names, cells))) for place, cells in table], path, notes)
     rows, words, tags = [], [], []
+    columns = {"word_column": word_column, "tag_column": tag_column}
+    least = max(2, *(column + 1 if column >= 0 else -column for column in columns.values()))
     for number, line in enumerate([*decode(path, encoding, notes).split("\n"), ""], 1):
         cells = re.split(r"[ \t]+", line.strip(" \t\r"))  # not \u3000, which Chinese files tag as a word
         if cells == [""] or cells[0] == "-DOCSTART-":
@@ -264,14 +259,10 @@ def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
             continue
         if len(cells) == 1 and line[0] in " \t":  # the word is a space
             cells = ["\u3000", *cells]
-        try:
-            if len(cells) < 2:
-                raise IndexError
-            words.append(cells[word_column])
-            tags.append(cells[tag_column])
-        except IndexError:
-            columns = {"word_column": word_column, "tag_column": tag_column}
-            raise error(f"Line {number} has only {len(cells)} column(s).", source=path, **columns) from None
+        if len(cells) < least:
+            raise error(f"Line {number} has only {len(cells)} column(s).", source=path, **columns)
+        words.append(cells[word_column])
+        tags.append(cells[tag_column])
     if all(re.fullmatch("O|[BIMESLU]_.+", tag) for _, each in rows for tag in each):  # entities, as B-PER
         rows = [(words, [tag.replace("_", "-", 1) for tag in each]) for words, each in rows]
     return rows

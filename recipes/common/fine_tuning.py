@@ -1,30 +1,139 @@
-"""A recipe's training with its callbacks, its results and its report."""
+"""A recipe's Trainer, its training with its callbacks, its results and its report; Ctrl-C and SIGTERM."""
 
-import contextlib
 import dataclasses
 import os
+import signal
+import sys
 import time
-from dataclasses import MISSING
+from typing import NamedTuple
 
-from paddlenlp.trainer import EarlyStoppingCallback
+import numpy as np
+import paddle
+from paddle.nn.functional import cross_entropy
+from paddlenlp.trainer import EarlyStoppingCallback, Trainer, TrainerCallback
 
-from paddle_ldopt.schedules import ON_METRIC
-from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
+from paddle_ldopt.trainer import LayerLRCallback, LdoptTrainerMixin, StopOnSigterm
 
 from . import command
-from .arguments import LOWER_IS_BETTER
+from .arguments import LOWER_IS_BETTER, NoteArguments, check_data, write_json
 from .files import PREDICTED, PREDICTION
 from .rows import warn_of_unknown
-from .run_folder import NoteArguments, check_data, write_json
 from .run_report import RunReport
 from .start import given_in
-from .trainers import StopWithCheckpoint
 
 ENCODING = ("model", "max_length", "max_target_length", "lora_rank")  # of the options that predictions need
+UNSHOWN, SILENCE = ("_runtime", "_per_second", "_ppl"), 60  # seconds between two lines
 
 
-@dataclasses.dataclass(frozen=True)
-class Score:
+def logits_of(outputs):
+    """Return the logits of a model's outputs; some models also return their cache."""
+    return outputs[0] if isinstance(outputs, (tuple, list)) else outputs
+
+
+class FineTuner(LdoptTrainerMixin, Trainer):
+    """PaddleNLP's Trainer with layer-wise rates; `data` is split -> data set with a method `score(prediction)`."""
+
+    loss = staticmethod(cross_entropy)
+
+    def __init__(self, model, args, data, collator, tokenizer=None):
+        sets = {"train_dataset": data["train"], "eval_dataset": data["validation"]}
+        args.disable_tqdm |= not sys.stderr.isatty()
+        super().__init__(model, args=args, data_collator=collator, tokenizer=tokenizer, **sets)
+        self.data = data
+        self.add_callback(ShortProgress())
+
+    def guesses(self, model, inputs):
+        labels = inputs.pop("labels")
+        return logits_of(model(**inputs)), labels, None
+
+    def compute_loss(self, model, inputs, return_outputs=False):
+        logits, labels, _ = self.guesses(model, inputs)
+        loss = self.loss(logits, labels)
+        return (loss, (loss, logits)) if return_outputs else loss
+
+    def evaluation_loop(self, dataloader, *args, **kwargs):
+        self.compute_metrics = dataloader.dataset.score
+        return super().evaluation_loop(dataloader, *args, **{**kwargs, "prediction_loss_only": None})
+
+
+class TokenTrainer(FineTuner):
+    """Base of Trainers whose `guesses` are logits, right tokens and row numbers of the predicted tokens."""
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """Return (mean loss, sums of each row, the sums again as labels: the Trainer needs labels for metrics)."""
+        inputs = self._prepare_inputs(inputs)
+        with paddle.no_grad():
+            logits, right, rows = self.guesses(model, inputs)
+            losses = cross_entropy(logits, right, reduction="none").flatten()
+            hits = (logits.argmax(-1) == right).astype(losses.dtype)
+            each = paddle.stack([losses, hits, paddle.ones_like(losses)], 1)
+            sums = paddle.zeros([len(inputs["input_ids"]), 3]).index_add(rows, 0, each)
+        return losses.mean(), sums, sums
+
+
+def token_scores(prediction, lost=0):
+    """Return scores from each row's sums of losses, correct guesses and guesses; `lost` tokens count as wrong."""
+    loss, right, guesses = np.asarray(prediction.predictions, "float64").sum(0)
+    return {"perplexity": float(np.exp(loss / guesses)), "accuracy": float(right / (guesses + lost))}
+
+
+class ShortProgress(TrainerCallback):
+    """Print a line after each evaluation of a training, and after a minute without one."""
+
+    _main, _loss = False, ""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self._main, self._began = state.is_world_process_zero, time.perf_counter()
+        self._printed = self._began
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        now = time.perf_counter()
+        if "loss" in logs:
+            self._loss = f"training loss {logs['loss']:.3f}"
+        found = {k[5:]: v for k, v in logs.items() if k.startswith("eval_") and not k.endswith(UNSHOWN)}
+        if self._main and (found or ("loss" in logs and now - self._printed > SILENCE)):
+            metrics = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+            said = "; ".join(filter(None, (self._loss, f"validation {metrics}" * bool(found))))
+            print(f"step {state.global_step}/{state.max_steps}, {now - self._began:.0f} s: {said}", flush=True)
+            self._printed = now
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Print no later evaluations, which are of the test."""
+        self._main = False
+
+
+class StopWithCheckpoint(StopOnSigterm):
+    """End a run on Ctrl-C as `StopOnSigterm` does on SIGTERM: after a checkpoint, with the command that resumes it."""
+
+    number = signal.SIGTERM
+
+    def __enter__(self):
+        super().__enter__()
+        self._before_interrupt = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind, *rest):
+        signal.signal(signal.SIGINT, self._before_interrupt)
+        if self.number == signal.SIGINT and kind is None:  # the run came to its end in the step that was interrupted
+            self.asked = False
+        super().__exit__(kind, *rest)
+
+    def _note(self, number, *_):
+        super()._note()
+        for each in (signal.SIGINT, signal.SIGTERM):  # a second signal also ends a step that hangs
+            signal.signal(each, signal.SIG_DFL)
+        self.number, name = number, "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        print(f"\n{name}: saving a checkpoint after this step; {name} again ends at once", file=sys.stderr, flush=True)
+
+    def on_save(self, args, state, control, **kwargs):
+        if self._agreed:
+            if args.local_rank in (-1, 0):
+                again = command(args.recipe, "--resume_from_checkpoint", args.output_dir)  # also in a sweep
+                print(f"resume: {again}", file=sys.stderr)
+            raise SystemExit(128 + self.number)
+
+
+class Score(NamedTuple):
     """A recipe's metric, and the score of a trivial baseline on the test rows."""
 
     metric: str
@@ -39,14 +148,6 @@ class Score:
         return f"does not beat the baseline ({self.baseline}): {how}"
 
 
-class FileSchedule(ScheduleCallback):
-    """Write the schedule's picture and table, but do not print it."""
-
-    def on_train_begin(self, *args, **kwargs):
-        with contextlib.redirect_stdout(None):
-            super().on_train_begin(*args, **kwargs)
-
-
 def rates_of(layers, args):
     """Return in words the peak rates of head, top block and embeddings, as far as they train."""
     named, rows = {}, layers.table(args.layerwise_decay, args.learning_rate).rows  # from the embeddings to the head
@@ -57,13 +158,10 @@ def rates_of(layers, args):
     return f"peak rates: {shown} (learning_rate {args.learning_rate:g} is {meaning})."
 
 
-def fine_tune(trainer, score, options, argv, parts, noted=None):
-    """Train, evaluate on the test rows, write results and report; print the score and the baseline.
-
-    `options` are the recipe's, `argv` is the command line for a resume, `noted` has further facts for predictions.
-    """
-    args, test, noted_arguments = trainer.args, trainer.data["test"], NoteArguments(argv)
-    lengths = {name: value for name, value in vars(options).items() if name in ("max_length", "max_target_length")}
+def fine_tune(trainer, score, parts, noted=None):
+    """Train, evaluate on the test rows, write results and report; `noted` has further facts for predictions."""
+    args, test, noted_arguments = trainer.args, trainer.data["test"], NoteArguments()
+    lengths = {name: value for name, value in vars(args).items() if name in ("max_length", "max_target_length")}
     account = {split: data.account(split) for split, data in trainer.data.items() if hasattr(data, "account")}
     encoder = args.recipe not in ("seq2seq", "language_model_sft")
     said = parts.description + parts.warning + warn_of_unknown(trainer.train_dataset, trainer.tokenizer, encoder)
@@ -73,17 +171,14 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
             most = ", ".join(f"{name}={value}" for name, value in lengths.items())
             print(f"{most}: {'; '.join(map(': '.join, account.items()))}.")
         print(rates_of(trainer.layer_map, args), flush=True)
-    settings = changed_settings(argv, options, args)
+    settings = changed_settings(args)
     decay = f"decay {args.layerwise_lr_decay:g}" + " with preserve_mean" * args.layerwise_preserve_mean
-    title = f"{options.model} on {options.data}, {decay}, learning rate {args.learning_rate:g}"
+    title = f"{args.model} on {args.data}, {decay}, learning rate {args.learning_rate:g}"
     report = RunReport(args.output_dir, title, trainer.layer_map)
     check_data(args, parts)
-    callbacks, stop = [report, LayerLRCallback(trainer.layer_map), noted_arguments], StopWithCheckpoint()
-    if args.lr_scheduler_type.value not in ON_METRIC:  # known beforehand
-        callbacks.append(FileSchedule(f"{args.output_dir}/schedule.png", layers=trainer.layer_map))  # and schedule.csv
     if args.load_best_model_at_end:
-        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-    for callback in (*callbacks, stop):
+        trainer.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
+    for callback in (report, LayerLRCallback(trainer.layer_map), noted_arguments, stop := StopWithCheckpoint()):
         trainer.add_callback(callback)
     began = time.perf_counter()
     with stop:
@@ -102,13 +197,13 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
     predicted = trainer.predict(test, metric_key_prefix="test")
     tested, (found, tables) = predicted.metrics, test.judge(predicted.predictions, predicted.label_ids)
     ignored = ("_runtime", "_per_second", f"test_{score.metric}", "test_ppl")
-    others = {key: value for key, value in tested.items() if key.startswith("test_") and not key.endswith(ignored)}
-    baseline, reached = f"{score.baseline.replace(' ', '-')} baseline", tested[f"test_{score.metric}"]
+    others = {k.replace("_", " ", 1): v for k, v in tested.items() if k.startswith("test_") and not k.endswith(ignored)}
+    reached = tested[f"test_{score.metric}"]
     results = {
         f"test {score.metric}": reached,
-        baseline: score.value,
+        f"{score.baseline.replace(' ', '-')} baseline": score.value,
         "verdict": score.verdict(reached),
-        **{key.replace("_", " ", 1): value for key, value in others.items()},
+        **others,
         f"best validation {args.metric_for_best_model}": best,
         "kept": _kept(args, state),
         **lengths,
@@ -118,20 +213,18 @@ def fine_tune(trainer, score, options, argv, parts, noted=None):
         **found,
     }
     trainer.save_model(args.output_dir)
-    kept = {name: value for name, value in vars(options).items() if name in ENCODING}
+    kept = {name: value for name, value in vars(args).items() if name in ENCODING}
     kept |= {"recipe": args.recipe, "columns": parts.notes.columns, **(noted or {})}
     write_json(args.output_dir, PREDICTION, kept)
     write_json(args.output_dir, "results.json", results)
-    line = (score.metric, score.baseline, score.value)
-    path = report.write(results, settings, said, tables=tables, baseline=line)
+    path = report.write(results, settings, said, tables=tables, baseline=score)
     if path:  # in the main process
         print(f"test {score.metric} {reached:.3f} ({score.baseline}: {score.value:.3f}), {seconds:.0f} s")
-        print(", ".join(f"{key.replace('_', ' ', 1)} {value:.3f}" for key, value in others.items()))
+        print(", ".join(f"{name} {value:.3f}" for name, value in others.items()))
         print(f"verdict: {results['verdict']}\nkept: {results['kept']}\nreport: {path}")
         if args.recipe in PREDICTED:
             texts = ["a text", "its partner" if kept.get("pair") else "another text"]
-            inputs = ["a.png"] if "classes" in kept else texts
-            print(f"predict: {command('predict', args.output_dir, *inputs)}")
+            print(f"predict: {command('predict', args.output_dir, *(['a.png'] if 'classes' in kept else texts))}")
 
 
 def _kept(args, state):
@@ -142,11 +235,11 @@ def _kept(args, state):
     return f"{os.path.basename(state.best_model_checkpoint)}, {best}; {done}"
 
 
-def changed_settings(argv, *objects):
-    """Return the settings on the command line with other values than their defaults."""
+def changed_settings(args):
     changed = {}
-    for field, value in ((field, getattr(one, field.name)) for one in objects for field in dataclasses.fields(one)):
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        if field.name in dict(given_in(argv)) and value != default:
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.name in dict(given_in(args.argv)) and value != default:
             changed[field.name] = getattr(value, "value", value)
     return changed

@@ -8,8 +8,6 @@ from .rows import Encoded, load_tables, rows_of_columns
 IGNORED, VOCABULARY = -100, 256  # label of tokens without a loss; size of the vocabulary of bytes
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
 ROLES |= {"bot": "assistant", "observation": "user", "function_call": "assistant", "tool": "user"}
-
-
 ALPACA = "instruction + input"
 
 
@@ -28,8 +26,7 @@ def load_pairs(options, own, conversations=False):
     """Return the `Parts` of (source, target) rows, or of conversations, of `options.data`."""
     given = {"source_field": options.source_field, "target_field": options.target_field}
 
-    def rows(names, table, source, notes):
-        wanted = given
+    def rows(names, table, source, notes, wanted=given):
         if {"instruction", "input", "output"} <= set(names) and options.source_field is None:
             names, table = with_prompts(names, table)
             wanted = {"source_field": ALPACA, "target_field": options.target_field or "output"}
@@ -38,15 +35,13 @@ def load_pairs(options, own, conversations=False):
             notes.drop([(place, "answer") for place, turns in talks if not answered(turns)], len(talks), source)
             notes.unread.update(name for name in ("tools", "functions") if name in names)
             return [turns for _, turns in talks if answered(turns)]
-        others = {"source_field": ("0",), "target_field": ("1",)} if len(names) == 2 else {}
-        found = [tuple(map(_written, row)) for row in rows_of_columns(names, table, wanted, source, notes, others)]
+        found = [tuple(map(_written, row)) for row in rows_of_columns(names, table, wanted, source, notes)]
         return [(("user", a), ("assistant", b)) for a, b in found] if conversations else found
 
     return load_tables(options, given, rows, own=own, key=lambda row: row[0] if isinstance(row[0], str) else row[0][1])
 
 
 def _written(cell):
-    """Return a cell as a text; raise ValueError for turns and other lists."""
     if isinstance(cell, (list, dict)):
         raise error("A text is a list; language_model_sft.py alone reads conversations.", row=cell)
     return str(cell)
@@ -54,39 +49,29 @@ def _written(cell):
 
 def talks_of(names, table, source):
     """Return (place, ((role, text), ...)) of ShareGPT's or OpenAI's conversations, None for other rows."""
-    column = next((names.index(name) for name in ("conversations", "messages") if name in names), None)
+    column = next((name for name in ("conversations", "messages") if name in names), None)
     if column is None:
         return None
-    talks, system = [], names.index("system") if "system" in names else None
-    for place, cells in table:
+    talks = []
+    for place, row in ((place, dict(zip(names, cells))) for place, cells in table):
         try:
-            turns = cells[column] or ()
-            turns = [(ROLES[t.get("from", t.get("role"))], _text(t.get("value", t.get("content")))) for t in turns]
+            turns = [(ROLES[t.get("from", t.get("role"))], t.get("value", t.get("content"))) for t in row[column] or ()]
         except (KeyError, AttributeError, TypeError) as cause:
             problem = f"{place} has no turns with `from` and `value`, or `role` and `content` ({cause})."
             raise error(problem, source=source, roles=sorted(ROLES)) from cause
-        if system is not None and cells[system]:
-            turns = [("system", cells[system]), *turns]
+        if row.get("system"):
+            turns = [("system", row["system"]), *turns]
         talks.append((place, tuple(turns) if all(isinstance(text, str) for _, text in turns) else ()))
     return talks
 
 
 def until_question(turns):
-    asked = [number for number, (role, _) in enumerate(turns, 1) if role == "user"]
-    return turns[: max(asked, default=0)]
-
-
-def _text(content):
-    """Return the content of a turn, of which OpenAI's may be a list of parts; images are refused."""
-    if not isinstance(content, list):
-        return content
-    return "".join(part["value" if part.get("type") == "text" and "value" in part else "text"] for part in content)
+    return turns[: max((number for number, (role, _) in enumerate(turns, 1) if role == "user"), default=0)]
 
 
 def by_bytes(messages):
     """Return [(tokens, whether they are learnt), ...] of a conversation, in bytes; a line break ends an answer."""
-    ended = [(f"{text}\n" if role == "assistant" else text, role == "assistant") for role, text in messages]
-    return [(list(text.encode()), answer) for text, answer in ended]
+    return [(list((text + "\n" * (role == "assistant")).encode()), role == "assistant") for role, text in messages]
 
 
 def by_tokenizer(tokenizer):
@@ -117,10 +102,7 @@ def by_tokenizer(tokenizer):
 
 
 class Messages(Encoded):
-    """Conversations as `input_ids` and `labels`, the next tokens of the answers.
-
-    A row that is too long loses the beginning of its first prompt, down to half of the room, then the end.
-    """
+    """Conversations as tokens and the next tokens of answers; first a long prompt is cut to half the room."""
 
     unit = "answer tokens"
 

@@ -9,15 +9,13 @@ import re
 import sys
 import sysconfig
 import tokenize
-import warnings
 from pathlib import Path
 
-from . import error
+from . import error, silent
 from .rows import deal, draw
 
 NODES = {ast.Module: "module", ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
-
 EXCEPTIONS = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 
 
@@ -26,8 +24,7 @@ def docstrings():
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         if NOT_LIBRARY.isdisjoint(path.relative_to(root).parts):
-            with tokenize.open(path) as file, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # some library files hold escapes that the compiler warns of
+            with tokenize.open(path) as file, silent():  # some files hold escapes that the compiler warns of
                 nodes = [node for node in ast.walk(ast.parse(file.read())) if type(node) in NODES]
             yield from ((node, text) for node in nodes if (text := ast.get_docstring(node)))
 
@@ -45,10 +42,7 @@ def _by_opening(words, part=str):
 
 @functools.cache
 def docstring_kinds():
-    """Return [(first paragraph of a docstring, "function", "class" or "module"), ...].
-
-    One row per opening of four words; an opening that two kinds share says nothing and is dropped.
-    """
+    """Return [(first paragraph of a docstring, its kind), ...], one per opening of four words of one kind alone."""
     rows = []
     for opening, found in _by_opening(4, _paragraph).items():
         kinds = {NODES[type(node)] for node, _ in found}
@@ -68,7 +62,7 @@ def functions():
     return sorted(rows, key=lambda function: draw(function[2]))
 
 
-def _source(what):
+def source_of(what):
     return f"{what} in Python {sys.version.split()[0]}'s library"
 
 
@@ -82,7 +76,7 @@ def tagged_docstrings():
         tags = [known.get(word, "O") for word in words]
         if "B-ARGUMENT" in tags:
             rows.append((words, tags))
-    return deal(rows[:1200], lambda row: " ".join(row[0]), _source("Words of docstrings"))
+    return deal(rows[:1200], lambda row: " ".join(row[0]), source_of("Words of docstrings"))
 
 
 def _paragraph(docstring):
@@ -93,19 +87,18 @@ def _sentence(docstring):
     return re.split(r"(?<=\w\.) ", _paragraph(docstring), maxsplit=1)[0]
 
 
-def function_names():
-    """Return rows of (docstring's first sentence, the words of the function's name)."""
+def named_functions():
+    """Return conversations: the words of a function's name, its docstring's first sentence."""
     rows = []
     for name, _, docstring in functions():
         words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)
         text = _sentence(docstring)
         if words and not name.startswith("__") and len(text) < 60:  # two cores read the short ones in minutes
-            rows.append((text, " ".join(words).lower()))
-    return deal(rows, lambda row: row[0], _source("Docstrings and names of functions"))
+            rows.append((("user", f"{' '.join(words).lower()}: "), ("assistant", text)))
+    return deal(rows, lambda row: row[1][1], source_of("Docstrings and names of functions"))
 
 
 def written_dates():
-    """Return rows of (a day in words, its year, month and day in digits)."""
     forms = ["on %A the %d of %B in the year %Y", "%B %d %Y a %A"]
     forms += ["we met on a %A and it was %d %B %Y", "in %Y on %B %d"]
     first, last = (datetime.date(year, 1, 1).toordinal() for year in (1960, 2040))
@@ -117,4 +110,4 @@ def written_dates():
 def docstring_texts():
     texts = [_sentence(docstring) for _, _, docstring in functions()]
     kept = [text for text in texts if 8 <= len(text.split()) <= 16]
-    return deal(kept[:1900], str, _source("First sentences of docstrings"))
+    return deal(kept[:1900], str, source_of("First sentences of docstrings"))

@@ -1,8 +1,4 @@
-"""The model of a run, applied to new input: one class for each kind of output.
-
-predictor = Predictor("runs/text_classification-20261121-140000")
-predictor([("a text",), ("another text",)])   # [{"text": ..., "label": ..., "probability": ..., "probabilities": {}}]
-"""
+"""The model of a run, applied to new input: one class for each kind of output."""
 
 import functools
 import importlib
@@ -13,22 +9,19 @@ import numpy as np
 import paddle
 from paddlenlp import transformers
 from paddlenlp.data import DataCollatorForTokenClassification, DataCollatorWithPadding
+from paddlenlp.peft import LoRAModel
 from scipy.special import expit, log_softmax, softmax
 
-from .files import BETWEEN, WORD, noted
+from .files import BETWEEN, PREDICTED, WORD, noted
+from .fine_tuning import logits_of
 from .language_data import VOCABULARY, by_bytes, by_tokenizer
 from .pretrained import load_tokenizer, longest
 from .rows import Encoded
 from .text_data import tokens_of
-from .trainers import logits_of
 
 
 class Predictor:
-    """A function from a list of tuples, one for each input, to a list of dicts with outputs and probabilities.
-
-    `folder` is a run or a checkpoint in it. Texts are cut as in the training; a row whose text was cut has "tokens left
-    out". Tagged texts are never cut.
-    """
+    """A function from a list of tuples, one for each input, to a list of dicts with outputs and probabilities."""
 
     def __init__(self, folder):
         options = noted(folder)
@@ -85,8 +78,8 @@ def _labelled(given, logits, names):
     out = []
     for row, shares in zip(given, softmax(logits.astype("float64"), axis=-1)):
         each = {names[k]: float(value) for k, value in enumerate(shares)}
-        best = int(shares.argmax())
-        out.append({**row, "label": names[best], "probability": float(shares[best]), "probabilities": each})
+        best = max(each, key=each.get)
+        out.append({**row, "label": best, "probability": each[best], "probabilities": each})
     return out
 
 
@@ -129,9 +122,8 @@ class Tags(_Model):
         out = []
         for words, row in zip(sentences, data.gathered(values, labels)):
             tags = [names[int(shares.argmax())] for shares in row]
-            entities = recipe.entities_of(words, tags)
-            shares = [float(shares.max()) for shares in row]
-            out.append({"words": words, "tags": tags, "entities": entities, "probabilities": shares})
+            found = {"words": words, "tags": tags, "entities": recipe.entities_of(words, tags)}
+            out.append({**found, "probabilities": [float(shares.max()) for shares in row]})
         return out
 
 
@@ -156,12 +148,10 @@ class Outputs(_Model):
 
 
 def _until(tokens, end):
-    """Return the tokens up to and including the end of the text."""
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
 def _mean_probability(logits, tokens):
-    """Return the geometric mean of the tokens' probabilities; 1 without tokens."""
     if not tokens:
         return 1.0
     logs = log_softmax(logits[: len(tokens)].astype("float64"), axis=-1)
@@ -177,8 +167,6 @@ class Continuations:
         self.bytes = model.config.vocab_size == VOCABULARY
         self.tokenizer = None if self.bytes else load_tokenizer(base)
         if options.lora_rank:
-            from paddlenlp.peft import LoRAModel
-
             model = LoRAModel.from_pretrained(model, folder)
         self.model, self.length, self.most = model, options.max_length, longest(model, self.tokenizer)
         self.tokens = by_bytes if self.bytes else by_tokenizer(self.tokenizer)
@@ -206,10 +194,4 @@ class Continuations:
         return {"source": "\n".join(said for _, said in turns), **left, "output": text, "probability": probability}
 
 
-KINDS = {
-    "text_classification": Labels,
-    "token_classification": Tags,
-    "seq2seq": Outputs,
-    "language_model_sft": Continuations,
-    "image_classification": Images,
-}
+KINDS = dict(zip(PREDICTED, (Labels, Tags, Outputs, Continuations, Images)))

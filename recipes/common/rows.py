@@ -9,10 +9,9 @@ from pathlib import Path
 
 from . import error
 from .files import SUFFIXES, TAG_FIELDS, Notes, column_of, flatten, placed, read_table, wrong_rows
-from .start import ON_HUB, SOURCES
+from .start import HUBS, ON_HUB
 
 STEMS = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
-SPLITS = tuple(STEMS)
 SHARES = {"test": 0.2, "validation": 0.1}
 FEW = 20  # rows; scores on fewer mean little
 
@@ -31,12 +30,11 @@ class Parts:
     def __post_init__(self):
         for split, rows in self.each(list).items():
             if not rows:
-                problem = f"No rows are left for {split}: give more rows, or a {split} file."
-                dropped = {reason: count for reason, count in self.notes.dropped.items() if count}
-                raise error(problem, source=self.source, **({"dropped": dropped} if dropped else {}))
+                problem = f"No rows are left for {split}: give more rows, or this split."
+                raise error(problem, source=self.source, dropped=dict(+self.notes.dropped))  # those that are not 0
 
     def each(self, function):
-        return {split: function(getattr(self, split)) for split in SPLITS}
+        return {split: function(getattr(self, split)) for split in STEMS}
 
     @property
     def sizes(self):
@@ -49,17 +47,13 @@ class Parts:
     @property
     def warning(self):
         """A line that warns if the validation or test rows are too few to judge a model by, or ""."""
-        judged = {"validation": self.validation, "test": self.test}
-        few = ", ".join(f"{len(rows)} {split}" for split, rows in judged.items() if len(rows) < FEW)
-        advice = f"scores on fewer than {FEW} rows mean little; give more rows, or a file for each of these splits"
+        few = ", ".join(f"{n} {split}" for split, n in self.each(len).items() if n < FEW and split != "train")
+        advice = f"scores on fewer than {FEW} rows mean little; give more rows, or each of these splits"
         return f"\nwarning: few rows to judge by ({few}): {advice}." if few else ""
 
 
 class Encoded(list):
-    """Rows of tokens with what became of their units (`unit`: words, answer tokens): `units` of them, `lost` cut.
-
-    `also` counts what else a kind of data tells, such as "sources cut".
-    """
+    """Rows of tokens, and how many `units` (words, answer tokens) they had, how many are lost, what `also` happened."""
 
     unit, rows_read, units, lost, rows_cut, nothing_left = "tokens", 0, 0, 0, 0, 0
 
@@ -73,11 +67,9 @@ class Encoded(list):
         self.rows_cut, self.nothing_left = self.rows_cut + (lost > 0), self.nothing_left + (left == 0)
 
     def judge(self, logits, labels):
-        """Return details of a prediction as results and as tables; a recipe may have none."""
         return {}, {}
 
     def account(self, split):
-        """Return in words what became of the rows of a split, and how much of the scored ones the scores cover."""
         share = f" ({self.rows_cut / self.rows_read:.1%})" if self.rows_cut else ""
         kept = f"scores cover {self.units - self.lost} of {self.units} {self.unit}"
         kept = f"{self.lost} of {self.units} {self.unit} lost" if split == "train" else kept
@@ -86,36 +78,23 @@ class Encoded(list):
         return f"{self.rows_cut} of {self.rows_read} rows cut{share}, {kept}{others}"
 
 
-def with_special_tokens(ids, tokenizer):
-    """Return the fields of a row: tokens between special ones, and their types if the model takes these."""
-    return dict(tokenizer.prepare_for_model(ids, return_attention_mask=False, verbose=False))
-
-
 def set_length(options, rows, count, limit, name="max_length"):
-    """Set `max_length`, if it is None, so that it covers 99 % of the rows, up to the model's limit.
-
-    `count(row)` returns the number of tokens of a row; at most 2,000 rows are looked at.
-    """
+    """Set `max_length`, if it is None, to cover 99 % of the rows' `count(row)` tokens, up to the model's limit."""
     if getattr(options, name) is None:
-        lengths = sorted(map(count, rows[:: max(len(rows) // 2000, 1)]))
+        lengths = sorted(map(count, rows[:: max(len(rows) // 2000, 1)]))  # of at most about 2,000 rows
         enough = lengths[math.ceil(0.99 * (len(lengths) - 1))]
         setattr(options, name, max(min(enough, limit or enough), 8))
 
 
 def load_parts(data, *, own, read, rows_of, key, find=None):
-    """Return the `Parts` of `data`; raise ValueError if it does not exist or has no rows.
-
-    `own` is name -> function that returns `Parts`; `read(path, notes)` returns the rows of a file, `rows_of(records,
-    split, notes)` those of a hub's data set; `key(row)` is the text of a row, for `assign`; `find(path)` returns split
-    -> path, by default of tables.
-    """
+    """Return the `Parts` of `data`: a recipe's `own`, files' (`read`), a hub's (`rows_of`); `key(row)` is its text."""
     if data in own:
         return own[data]()
     notes = Notes()
     if ON_HUB.match(str(data)):
         return deal(hub_rows(data, lambda records, split: rows_of(records, split, notes)), key, data, notes)
     if not Path(data).exists():
-        raise error(f"The source does not exist. Accepted: {', '.join((*own, SOURCES))}.", source=data)
+        raise error(f"The source does not exist. Accepted: {', '.join(own)}, a path, {HUBS}.", source=data)
     found = find(Path(data)) if find else split_files(Path(data), SUFFIXES)
     return deal({split: read(path, notes) for split, path in found.items()}, key, data, notes)
 
@@ -149,27 +128,26 @@ def split_files(path, suffixes):
     return found
 
 
-def rows_of_columns(names, table, wanted, source, notes, others=None):
-    """Return the cells of the wanted columns of each row; drop rows without one, refuse a file with many of these."""
+def rows_of_columns(names, table, wanted, source, notes, others=()):
+    """Return the wanted cells of each row that has them; without usual names, columns are in the order of `wanted`."""
     if not table:
         raise error("The file has no rows.", source=source)
-    others = others or {}
-    find = lambda option: column_of(names, option, wanted[option], source, others.get(option, ()))  # noqa: E731
-    columns = {option: find(option) for option in wanted}
+    columns = {}
+    for place, (option, column) in enumerate(wanted.items()):
+        known = (*others, str(place)) if len(names) == len(wanted) else others
+        columns[option] = column_of(names, option, column, source, known)
     if len(set(columns.values())) < len(columns):
         raise error(f"These must be different columns of {names}.", source=source, **wanted)
-    rows, wrong, dropped = [], [], []
+    wrong = [f"{at} must have {len(names)} columns, not {len(row)}" for at, row in table if len(row) != len(names)]
+    if wrong:
+        raise wrong_rows(wrong, len(table), source)
+    rows, dropped = [], []
     for place, cells in table:
-        if len(cells) != len(names):
-            wrong.append(f"{place} must have {len(names)} columns, not {len(cells)}")
-            continue
         lacking = [option for option, i in columns.items() if cells[i] is None or str(cells[i]).strip() in ("", "nan")]
         if lacking:
             dropped.append((place, lacking[0].rpartition("_")[0].replace("_", " ")))
         else:
             rows.append(tuple(cells[i] for i in columns.values()))
-    if wrong:
-        raise wrong_rows(wrong, len(table), source)
     notes.drop(dropped, len(table), source)
     notes.columns = notes.columns or {option: names[i] for option, i in columns.items()}
     return rows
@@ -260,7 +238,6 @@ def warn_of_unknown(rows, tokenizer, encoder=True, limit=0.05):
 
 
 def first_of_each(rows, per_class):
-    """Return the first `per_class` rows of each class, in their order."""
     seen, kept = Counter(), []
     for row in rows:
         seen[row[-1]] += 1

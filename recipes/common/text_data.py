@@ -1,22 +1,15 @@
-"""Texts or pairs of texts with classes, sets of labels or scores: from files, hubs, or Python's own docstrings.
-
-splits = load_splits("docstrings")                         # the default: no download
-splits = load_splits("reviews.csv", text_column="review", label_column="stars")
-splits = load_splits("folder/")                            # train, dev and test files
-splits = load_splits("paddlenlp:clue:tnews")               # NAME or NAME:CONFIG; or "datasets:glue:sst2"
-"""
+"""Texts or pairs of texts with classes, sets of labels or scores: from files, hubs, or Python's own docstrings."""
 
 import dataclasses
 import functools
 import re
 import statistics
-import sys
 import types
 from collections import Counter
 
 from . import error
 from .files import PAIRS, is_number
-from .library_data import docstring_kinds
+from .library_data import docstring_kinds, source_of
 from .rows import Parts, assign, draw, first_of_each, load_tables, rows_of_columns
 
 READING = dict.fromkeys(("text_column", "text_pair_column", "label_column", "has_header", "encoding"))
@@ -46,15 +39,15 @@ class Splits(Parts):
             counts = _counts(self.train)
             each = ", ".join(f"{label} {counts[number]}" for number, label in enumerate(self.labels))
             if len(self.labels) > 10:
-                each = " to ".join(map(str, sorted({min(counts.values()), max(counts.values())})))
-                each += f" in each of {len(self.labels)} classes"
+                limits = sorted({min(counts.values()), max(counts.values())})
+                each = f"{' to '.join(map(str, limits))} in each of {len(self.labels)} classes"
             numbers = all(map(is_number, self.labels)) and len(self.labels) > 2
             said = f"training rows by label: {each}" + " (classes; `--kind scores` for scores)" * numbers
         common = len({text for text, _ in self.train} & {text for text, _ in self.test})
         repeated = f" Training texts that are in the test rows as well: {common}." if common else ""
         return f"{self.source}: {self.sizes} rows; {said}.{repeated}{self.notes}"
 
-    @property
+    @functools.cached_property
     def scale(self):
         scores = [score for _, score in self.train]
         return statistics.fmean(scores), statistics.pstdev(scores) or 1.0
@@ -75,21 +68,16 @@ def tokens_of(text, tokenizer, max_length=None, counted=None):
 def load_splits(source="docstrings", **given):
     """Return the `Splits` of a data set, read by the options of `READING` that are given.
 
-    A column is a name or a position from 0; None looks for usual names, then takes text and label from two columns, or
-    a pair and its label from three without names. `kind` "auto" takes lists, or labels with a `label_separator`, as
-    sets of labels, and decimals as scores. A source that cannot be read or learnt raises a ValueError.
+    A column is a name or a position from 0. `kind` "auto" takes lists, or labels with a `label_separator`, as sets of
+    labels, and decimals as scores.
     """
     options = types.SimpleNamespace(**{**READING, **given}, data=source)
-    pair = {"text_pair_column": options.text_pair_column} if options.text_pair_column is not None else {}
+    pair = {} if options.text_pair_column is None else {"text_pair_column": options.text_pair_column}
     wanted = {"text_column": options.text_column, **pair, "label_column": options.label_column}
-    rows, own = functools.partial(_rows, wanted), {"docstrings": _docstrings}
+    own = {"docstrings": lambda: Parts(**_docstring_parts(), source=source_of("First paragraphs of docstrings"))}
+    rows = functools.partial(_rows, wanted)
     parts = load_tables(options, wanted, rows, own=own, key=lambda row: row[0], has_header=options.has_header)
     return _number(*_labelled(parts, options), options)
-
-
-def _docstrings():
-    said = f"First paragraphs of docstrings in Python {sys.version.split()[0]}'s library"
-    return Parts(**_docstring_parts(), source=said)
 
 
 def _docstring_parts():
@@ -113,14 +101,10 @@ def _rows(wanted, names, table, source, notes):
             return []
         table = labelled
     wanted = _with_pair(names, table, wanted)
-    others = {"text_column": ("0",), "label_column": (str(len(names) - 1),)} if len(names) == 2 else {}
-    if "text_pair_column" in wanted and names == ["0", "1", "2"]:
-        others = {"text_column": ("0",), "text_pair_column": ("1",), "label_column": ("2",)}
-    found = rows_of_columns(names, table, wanted, source, notes, others)
+    found = rows_of_columns(names, table, wanted, source, notes)
     if found and len(found[0]) != len(notes.columns):
         raise error(f"All splits need the columns of the training rows: {notes.columns}.", source=source, has=names)
-    wrong = [row for row in found if not all(isinstance(text, str) for text in row[:-1])]
-    if wrong:
+    if wrong := [row for row in found if not all(isinstance(text, str) for text in row[:-1])]:
         raise error("A text is no string.", source=source, row=wrong[0])
     return [(row[0] if len(row) == 2 else row[:2], row[-1]) for row in found]
 
@@ -130,9 +114,9 @@ def _with_pair(names, table, wanted):
     lower = {name.lower() for name in names}
     first = {str(cells[0]) for _, cells in table[:100]}
     three = names == ["0", "1", "2"] and len(first) > 1 and not all(map(str.isdigit, first))  # no constant, no number
-    free = wanted["text_column"] is None and "text_pair_column" not in wanted
-    if free and (any(lower.issuperset(pair) for pair in PAIRS) or (three and wanted["label_column"] is None)):
-        return {"text_column": None, "text_pair_column": None, "label_column": wanted["label_column"]}
+    is_pair = any(lower.issuperset(pair) for pair in PAIRS) or (three and wanted["label_column"] is None)
+    if wanted["text_column"] is None and is_pair:
+        return {"text_column": None, "text_pair_column": None, **wanted}
     return wanted
 
 
@@ -179,7 +163,6 @@ def _counts(rows):
 
 
 def _number(parts, kind, options):
-    """Return the `Splits` of `parts`, with labels numbered in their order."""
     if kind == "scores":
         return Splits(**vars(parts), labels=["score"], kind=kind)
     counts = _counts(parts.train)
@@ -187,8 +170,7 @@ def _number(parts, kind, options):
     if len(labels) < 2:
         raise error(f"A classifier needs two labels or more; the training rows have {labels}.", source=options.data)
     for split, names in parts.each(_counts).items():
-        unseen = sorted(set(names) - set(labels))
-        if unseen:
+        if unseen := sorted(set(names) - set(labels)):
             raise error(f"The {split} rows have labels that no training row has: {unseen}.", source=options.data)
     number = {name: i for i, name in enumerate(labels)}
     read = number.get if kind == "classes" else lambda names: frozenset(number[name] for name in names)

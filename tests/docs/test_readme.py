@@ -66,14 +66,14 @@ def test_commands_run(line, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("line", re.findall(r'^make finetune ARGS="(.*?)"', README + CHINESE, re.M))
 def test_arguments_of_the_recipe_are_known(line, tmp_path, monkeypatch):
     from common.arguments import parse_line
-    from text_classification import Arguments, Options
+    from text_classification import Arguments
 
     monkeypatch.chdir(tmp_path)
     for name in ("reviews.csv", "评论.csv"):
         (tmp_path / name).touch()
-    options, _ = parse_line(shlex.split(line), Options, Arguments)
-    data = (options.data, options.label_column, options.encoding)
-    assert options.compare or data in (("reviews.csv", "stars", None), ("评论.csv", None, None))
+    args = parse_line(shlex.split(line), Arguments)
+    data = (args.data, args.label_column, args.encoding)
+    assert args.compare or data in (("reviews.csv", "stars", None), ("评论.csv", None, None))
 
 
 def test_the_times_are_those_of_the_benchmarks():

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import io
-import itertools
 import json
 import re
 import signal
@@ -14,7 +13,7 @@ import paddle
 import pytest
 import test_recipes
 import text_classification as recipe
-from common import classification, comparison
+from common import classification, comparison, fine_tuning
 from common.fine_tuning import Score
 from test_recipe_data import write
 
@@ -23,39 +22,18 @@ from paddle_ldopt.trainer import StopOnSigterm
 
 NEW = "new weights, not in {}: classifier.bias, classifier.weight.\n"
 SMALL = ["--disable_tqdm", "True", "--report_to", "none"]
-OPENINGS = ("please", "hello, can you", "i want to", "how do i", "urgent:", "is there a way to")
-THINGS = ("film", "story", "script", "cast", "music", "ending", "pacing", "director", "hero", "comedy", "drama")
-OPINIONS = ("is a charming surprise", "never quite works", "feels oddly moving", "deserves far better")
-OPINIONS += ("is a tedious mess", "will win you over", "is too clever by half", "wears its heart proudly")
-FACTS = ("moves to the city with a brother", "is shot in black and white", "opens in a small town in 1942")
-FACTS += ("follows two sisters to the coast", "runs for ninety minutes", "was made in four weeks", "has three parts")
-VERBS = ("reads", "sees", "likes", "sells", "paints", "finds", "wants", "keeps")
-NOUNS = ("the letter", "a red car", "these books", "an apple", "the garden", "two chairs", "some bread", "her picture")
-
-
-def cola():
-    """Return [(label, text), ...]: 1 for a sentence, 0 for one with two neighbouring words exchanged."""
-    rows = []
-    for number, parts in enumerate(itertools.product(THINGS, VERBS, NOUNS[:4])):
-        words = " ".join(("the", *parts)).split()
-        if number % 3 == 0:
-            at = number % (len(words) - 1)
-            words[at : at + 2] = words[at + 1], words[at]
-        rows.append((int(number % 3 != 0), " ".join(words)))
-    return rows
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A folder with subj.csv (opinion or fact), banking.csv (77 intents) and cola.tsv (grammatical or not)."""
+    """A folder with subj.csv (opinion or fact), banking.csv (77 intents) and cola.tsv (labels without column names)."""
     folder = tmp_path_factory.mktemp("files")
-    ends = [(end, "subjective") for end in OPINIONS] + [(end, "objective") for end in FACTS]
-    sentences = [(f"the {thing} {end}", label) for thing in THINGS for end, label in ends]
+    kinds = (("is a charming surprise", "subjective"), ("is shot in black and white", "objective"))
+    sentences = [(f"the film number {i} {end}", label) for i in range(70) for end, label in kinds]
     write(folder / "subj.csv", sentences, ("text", "label"))
-    whose = itertools.product(OPENINGS, ("my", "the"), range(77))
-    intents = [(f"{opening} change {one} setting {intent}", f"change_{intent}") for opening, one, intent in whose]
+    intents = [(f"please change my setting {i} to {n}", f"change_{i}") for n in range(12) for i in range(77)]
     write(folder / "banking.csv", intents, ("text", "category"))
-    write(folder / "cola.tsv", cola())
+    write(folder / "cola.tsv", [(int(i % 3 > 0), f"the {'cat sees' if i % 3 else 'sees cat'} {i}") for i in range(350)])
     return folder
 
 
@@ -113,7 +91,7 @@ def test_the_verdict_knows_which_scores_are_better(metric, reached, says):
     ("name", "argv", "classes", "says"),
     [
         ("banking.csv", [], 77, r"\d to \d+ in each of 77 classes"),
-        ("cola.tsv", ["--label_column", "0", "--text_column", "1"], 2, r"0 80, 1 164"),
+        ("cola.tsv", ["--label_column", "0", "--text_column", "1"], 2, r"0 92, 1 145"),
     ],
 )
 def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classes, says):
@@ -134,7 +112,7 @@ def test_the_scores_are_scikit_learns():
     assert scores["accuracy"] == pytest.approx(4 / 6) and scores["macro_f1"] == pytest.approx(sum(f1) / 3)
     assert scores["matthews"] == pytest.approx((4 * 6 - 14 + 2) / np.sqrt((36 - 12) * (36 - 14)))
     logits = np.log(np.eye(3)[found] * [[0.5], [0.6], [0.9], [0.5], [0.7], [0.6]] + 0.1)
-    details, tables = classification.judge(logits, right, ["a", "b", "c"], list("uvwxyz"))
+    details, tables = classification.judge(logits, right, ["a", "b", "c"], list(zip("uvwxyz", right)))
     assert details["classes"]["a"] == {"precision": 1.0, "recall": 2 / 3, "f1": pytest.approx(4 / 5), "rows": 3.0}
     first, second = tables["Most confident mistakes"][1]
     assert first == ("w", "a", "b", "0.833") and second[:3] == ("y", "b", "c")
@@ -155,14 +133,6 @@ def test_a_sigterm_is_heeded_and_the_signal_given_back_after_an_error():
         signal.signal(signal.SIGTERM, before)
 
 
-def test_the_rates_of_a_line_are_of_one_step(finished):
-    lines = [line for line in finished.history if "lr/head" in line]
-    assert len(lines) > 3
-    for line in lines:
-        mean = (0.8 + 0.8**2) / 2  # of the ratios of the two blocks, which the recipe keeps
-        assert line["learning_rate"] == pytest.approx(line["lr/head"] * mean, rel=1e-5)
-
-
 def test_the_progress_is_short(finished):
     lines = finished.out.splitlines()
     assert len(lines) < 15, finished.out
@@ -173,7 +143,7 @@ def test_the_progress_is_short(finished):
 def test_help_fits_on_two_screens():
     text = call(["--help"], code=0).out
     lines = text.splitlines()
-    own = [field.name for field in dataclasses.fields(recipe.Options)]
+    own = [name for name in recipe.Arguments.__annotations__ if hasattr(recipe.Arguments, name)]
     layerwise = [f.name for f in dataclasses.fields(recipe.Arguments) if f.name.startswith("layerwise_")]
     assert len(lines) <= 90 and max(len(line) for line in lines if line.startswith("  --")) <= 100
     assert len(layerwise) > 10
@@ -210,20 +180,12 @@ def test_the_interval_is_students():
     assert comparison.interval([1.0, 2.0, 3.0]) == pytest.approx(4.302652729911275 / np.sqrt(3))
 
 
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["--fp16", "True"], "`fp16` needs a GPU: leave it out on a CPU. Received: fp16=True, device='cpu'"),
-        (["--bf16", "True"], "`bf16` needs a GPU"),
-        (["--device", "gpu"], "This Paddle has no GPU support.*Received: device='gpu'"),
-        (["--tensor_parallel_degree", "2"], "`tensor_parallel_degree` exceeds the number of processes.*degree=2"),
-        (["--fp16", "--pipeline_parallel_degree", "2"], "`fp16` needs a GPU"),
-    ],
-)
-def test_what_cannot_run_is_refused_in_one_line(tmp_path, monkeypatch, argv, says):
-    if paddle.is_compiled_with_cuda():
-        pytest.skip("a Paddle for GPUs runs them")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=f"^error: .*{says}"):
-        recipe.main(argv)
-    assert not list(tmp_path.iterdir())
+def test_a_run_without_evaluations_says_its_step_once_a_minute(monkeypatch, capsys):
+    state = types.SimpleNamespace(is_world_process_zero=True, global_step=5, max_steps=9)
+    progress = fine_tuning.ShortProgress()
+    progress.on_train_begin(None, state, None)
+    progress.on_log(None, state, None, logs={"loss": 0.5})
+    monkeypatch.setattr(fine_tuning, "SILENCE", 0)
+    progress.on_log(None, state, None, logs={"loss": 0.25})
+    progress.on_log(None, state, None, logs={"train_runtime": 1.0})
+    assert capsys.readouterr().out == "step 5/9, 0 s: training loss 0.250\n"

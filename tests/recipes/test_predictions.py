@@ -188,7 +188,7 @@ def test_a_file_is_read_as_the_file_of_the_training(labels, tmp_path, capsys, tr
 def inputs_of(path, trained):
     """Return the inputs in a file for a model that was trained so, and the notes on them."""
     found, notes = dict.fromkeys(("inputs", "encoding", "has_header", "text_column")), files.Notes()
-    return predict.read_inputs(types.SimpleNamespace(**found, input=str(path)), trained, notes), notes
+    return predict.read_inputs(types.SimpleNamespace(**{**found, "input": path}), trained, notes), notes
 
 
 ALPACA = {"source_field": "instruction + input", "target_field": "output"}
@@ -293,6 +293,7 @@ def test_a_closed_pipe_is_no_error(labels):
         (["run"], "either inputs or `--input FILE`"),
         (["run", "a", "--output", "a.txt"], "must end in .csv or .jsonl"),
         (["run", "--input", "nowhere.csv"], "input file does not exist"),
+        (["run", "--input", "."], "or is a folder; give images as arguments"),
     ],
 )
 def test_what_cannot_be_labelled_is_said_in_one_line(labels, argv, says):

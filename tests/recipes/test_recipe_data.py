@@ -68,7 +68,7 @@ def test_the_tasks_of_the_library_have_right_answers(part_of_library):
     words, tags = next((w, t) for w, t in tagged.train if "B-EXCEPTION" in t)
     endings = ("Error", "Exception", "Interrupt", "Iteration", "Warning", "Exit")
     assert words[tags.index("B-EXCEPTION")].endswith(endings)
-    assert all(name and name == name.lower() for _, name in library_data.function_names().train)
+    assert all(name and name == name.lower() for (_, name), _ in library_data.named_functions().train)
 
 
 @pytest.mark.slow

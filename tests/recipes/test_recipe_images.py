@@ -1,12 +1,13 @@
 """recipes/image_classification.py and where its images come from."""
 
 import shutil
+import types
 
 import image_classification
 import numpy as np
 import paddle
 import pytest
-from common import image_data, predictors, rows
+from common import predictors, rows
 from paddlenlp.transformers import CLIPVisionConfig, CLIPVisionModel
 from PIL import Image
 
@@ -14,8 +15,8 @@ SHAPE = {**image_classification.SMALL, "num_attention_heads": 4}
 
 
 def load(name, classes, weights=None):
-    options = image_classification.Options(model=name, weights=weights)
-    return image_classification.load_classifier(options, [str(i) for i in range(classes)], seed=1)
+    args = types.SimpleNamespace(model=name, weights=weights, seed=1)
+    return image_classification.load_classifier(args, [str(i) for i in range(classes)])
 
 
 @pytest.fixture
@@ -30,27 +31,27 @@ def photos(tmp_path):
 
 
 def test_pretraining_and_fine_tuning_have_no_digit_in_common():
-    own = image_data.load_images("digits")
+    own = image_classification.load_images("digits")
     assert {name for _, name in own.train + own.validation + own.test} == set("56789")
-    assert {name for _, name in image_data.digits(range(5)).train} == set("01234")
+    assert {name for _, name in image_classification.digits(range(5)).train} == set("01234")
     image, _ = own.train[0]
     assert image.shape == (8, 8) and image.dtype == np.uint8 and image.max() > 200
 
 
 def test_images_of_folders(photos):
-    split = image_data.load_images(str(photos))
+    split = image_classification.load_images(str(photos))
     assert [len(part) for part in (split.train, split.validation, split.test)] == [12, 4, 6]
-    data = image_data.Images(split.test, ["green", "red"], size=4)
+    data = image_classification.Images(split.test, ["green", "red"], size=4)
     assert [data[i]["labels"] for i in range(len(data))] == [0, 0, 0, 1, 1, 1]
-    red = (np.array([1.0, 0, 0]) - image_data.CLIP[0]) / image_data.CLIP[1]
+    red = (np.array([1.0, 0, 0]) - image_classification.CLIP[0]) / image_classification.CLIP[1]
     np.testing.assert_allclose(data[len(data) - 1]["pixel_values"], np.tile(red[:, None, None], (1, 4, 4)), rtol=1e-6)
     assert data[len(data) - 1]["pixel_values"].dtype == np.float32
     with pytest.raises(ValueError, match="No rows are left for"):
-        image_data.load_images(str(photos / "dev"))
+        image_classification.load_images(str(photos / "dev"))
     with pytest.raises(ValueError, match="no images .* in a subfolder for each class"):
-        image_data.load_images(str(photos / "train" / "red"))
-    with pytest.raises(ValueError, match="Accepted: digits, a file, a folder.*Received: source='nowhere'"):
-        image_data.load_images("nowhere")
+        image_classification.load_images(str(photos / "train" / "red"))
+    with pytest.raises(ValueError, match="Accepted: digits, a path, .*Received: source='nowhere'"):
+        image_classification.load_images("nowhere")
 
 
 def test_images_of_a_hub():
@@ -58,10 +59,10 @@ def test_images_of_a_hub():
         label_list = ["cat", "dog"]
 
     grey = Image.new("L", (2, 2), 7)
-    (row,) = image_data.hub_images(rows.records_of(Data([{"img": grey, "label": 1}])), "train")
+    (row,) = image_classification.hub_images(rows.records_of(Data([{"img": grey, "label": 1}])), "train")
     assert row[1] == "dog" and row[0].tolist() == [[7, 7], [7, 7]]
     with pytest.raises(ValueError, match="are required"):
-        image_data.hub_images([{"text": "x"}], "train")
+        image_classification.hub_images([{"text": "x"}], "train")
 
 
 def test_the_pretrained_weights_are_those_that_fine_tuning_begins_with(monkeypatch):
@@ -102,7 +103,7 @@ def test_of_ones_own_images_all_are_trained_on_and_of_the_digits_few(photos, tmp
             Image.new("RGB", (10, 12), (i, 0, 0)).save(photos / "train" / name / f"more{i}.png")
     trained = []
 
-    def fine_tune(trainer, score, options, argv, parts, noted):
+    def fine_tune(trainer, score, parts, noted):
         trained.append(len(trainer.train_dataset))
         assert f": {trained[-1]} train," in parts.description
 
@@ -122,7 +123,7 @@ def test_images_are_dealt_out_by_what_they_show_wherever_they_are(tmp_path):
             pixels = draw.integers(0, 255, (8, 8, 3), dtype="uint8")
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
     shutil.copytree(tmp_path / "photos", tmp_path / "copied")
-    first, copied = (image_data.load_images(str(tmp_path / folder)) for folder in ("photos", "copied"))
+    first, copied = (image_classification.load_images(str(tmp_path / folder)) for folder in ("photos", "copied"))
     for split in ("train", "validation", "test"):
         one, other = ([path.parts[-2:] for path, _ in getattr(split_of, split)] for split_of in (first, copied))
         assert one == other and one
@@ -133,12 +134,12 @@ def test_files_that_are_no_images_are_dropped_and_counted(photos):
         (photos / "train/red" / name).write_bytes(b"not an image")
     for i in range(7):
         shutil.copy(photos / "train/red/train0.png", photos / f"train/red/copy{i}.png")
-    found = image_data.load_images(str(photos)).description
+    found = image_classification.load_images(str(photos)).description
     assert "Rows dropped: 1 without an image; scores cover 29 of 30 rows." in found
     (photos / "train/red/from a phone.heic").write_bytes(b"not an image")
     wrong = "red/broken.png has no image; red/from a phone.heic has no image; 2 of 21 rows are wrong"
     with pytest.raises(ValueError, match=wrong):
-        image_data.load_images(str(photos))
+        image_classification.load_images(str(photos))
 
 
 @pytest.mark.slow
@@ -165,7 +166,7 @@ def test_training_crops_larger_images_alike_after_a_resume(tmp_path):
     model = paddle.nn.Sequential(paddle.nn.Flatten(), paddle.nn.Linear(3 * 16, 2))
     seen = []
     trainer = image_classification.ImageTuner(model, args, dict.fromkeys(("train", "validation", "test")), None)
-    trainer.size, trainer.flip = 4, True
+    trainer.size = 4
     pixels = np.random.default_rng(0).random([8, 3, 6, 6]).astype("float32")
 
     def cropped(step):

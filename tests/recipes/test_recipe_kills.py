@@ -12,7 +12,7 @@ import threading
 import paddle
 import processes
 import pytest
-from common.run_folder import NoteArguments
+from common.arguments import NoteArguments
 from test_recipes import ENCODERS, OWN_TESTS, RECIPES, shorten
 
 from paddle_ldopt.trainer import last_checkpoint

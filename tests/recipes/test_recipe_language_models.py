@@ -10,7 +10,7 @@ import masked_lm_pretraining
 import numpy as np
 import paddle
 import pytest
-from common import fine_tuning, language_data, predictors, rows, start, trainers
+from common import fine_tuning, language_data, predictors, rows
 from common.language_data import IGNORED, Messages, unigram
 from paddlenlp.data import DataCollatorWithPadding
 from paddlenlp.transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
@@ -26,7 +26,7 @@ OFF = ["--report_to", "none", "--disable_tqdm", "True"]
 def arguments(recipe, folder, *more):
     line = ["--output_dir", str(folder), "--save_strategy", "no", "--evaluation_strategy", "no", *OFF, *more]
     line.append("--no_load_best_model_at_end")
-    return language_model_sft.parse(line, recipe.Options, recipe.Arguments)[:2]
+    return language_model_sft.parse(line, recipe.Arguments)
 
 
 def talk(prompt, text):
@@ -93,9 +93,9 @@ def test_perplexity_counts_each_token_the_same_whatever_its_batch(tiny_llama, tm
     found = []
     for size in ("1", "3"):
         line = ("--model", tiny_llama, "--per_device_eval_batch_size", size, "--max_length", "32")
-        options, args = arguments(language_model_sft, tmp_path / size, *line)
+        args = arguments(language_model_sft, tmp_path / size, *line)
         with paddle.utils.unique_name.guard():
-            trainer, baseline = language_model_sft.build(args, options, dealt())
+            trainer, baseline = language_model_sft.build(args, dealt())
             test = trainer.data["test"]
         found.append(trainer.evaluate(test, metric_key_prefix="test"))
     losses, right = [], []
@@ -115,9 +115,9 @@ def test_perplexity_counts_each_token_the_same_whatever_its_batch(tiny_llama, tm
 
 def test_adapters_alone_are_trained(tiny_llama, tmp_path):
     line = ["--model", tiny_llama, "--lora_rank", "2", "--max_steps", "3"]
-    options, args = arguments(language_model_sft, tmp_path, *line)
+    args = arguments(language_model_sft, tmp_path, *line)
     with paddle.utils.unique_name.guard():
-        trainer, *_ = language_model_sft.build(args, options, dealt())
+        trainer, *_ = language_model_sft.build(args, dealt())
         before = {name: value.numpy() for name, value in trainer.model.named_parameters()}
         trainer.train()
     rates = fine_tuning.rates_of(trainer.layer_map, args)
@@ -126,9 +126,9 @@ def test_adapters_alone_are_trained(tiny_llama, tmp_path):
     adapters = {name for name in before if "lora_" in name}
     assert len(adapters) == 2 * 7 * SHAPE["num_hidden_layers"]
     assert moved and moved <= adapters and any("lora_B" in name for name in moved)
-    options = language_model_sft.Options(lora_rank=2)
+    args.model = language_model_sft.Arguments.model
     with pytest.raises(ValueError, match="need a trained model.*Received: model='LlamaForCausalLM'"):
-        language_model_sft.build(args, options, dealt())
+        language_model_sft.build(args, dealt())
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_a_run_with_a_tokenizer_is_applied(tmp_path):
 
 def test_answer_tokens_that_are_cut_count_as_wrong():
     sums = np.array([[1.0, 2, 3], [0.5, 1, 2]])
-    whole, cut = (trainers.token_scores(types.SimpleNamespace(predictions=sums), lost) for lost in (0, 5))
+    whole, cut = (fine_tuning.token_scores(types.SimpleNamespace(predictions=sums), lost) for lost in (0, 5))
     assert (whole["accuracy"], cut["accuracy"]) == (3 / 5, 3 / 10) and whole["perplexity"] == cut["perplexity"]
 
 
@@ -171,7 +171,7 @@ def test_answer_tokens_that_are_cut_count_as_wrong():
 def guesser(tmp_path):
     """A Trainer of a very small BERT without dropout, and a batch of rows of many lengths."""
     tokenizer = tokenizer_of(tmp_path, *WORDS, *"abcdefghijklmnop")
-    _, args = arguments(masked_lm_pretraining, tmp_path)
+    args = arguments(masked_lm_pretraining, tmp_path)
     paddle.seed(0)
     with paddle.utils.unique_name.guard():
         config = BertConfig(**SHAPE, vocab_size=len(tokenizer), hidden_dropout_prob=0, attention_probs_dropout_prob=0)
@@ -217,9 +217,7 @@ def test_a_new_head_begins_with_the_shares_of_the_tokens(guesser):
     assert share[[5, 7, 9]].tolist() == pytest.approx([4 / 29, 2 / 29, 1 / 29]) and bias[9] == 0
 
 
-def test_wrong_options(tmp_path):
-    with pytest.raises(ValueError, match="`metric_for_best_model` must be"):
-        start.check(language_model_sft.__file__, ["--metric_for_best_model", "f1"])
+def test_which_scores_are_better(tmp_path):
     assert language_model_sft.Arguments(output_dir=str(tmp_path)).greater_is_better is False
     assert masked_lm_pretraining.Arguments(output_dir=str(tmp_path)).greater_is_better is True
 

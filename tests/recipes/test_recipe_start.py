@@ -31,7 +31,7 @@ def test_mkl_is_told_of_avx2_on_amd_alone(tmp_path, monkeypatch, text, given, is
     monkeypatch.setattr(start.os, "environ", dict(given))
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
-    assert start.use_avx2(tmp_path / "cpuinfo") == is_set
+    start.use_avx2(tmp_path / "cpuinfo")
     assert start.os.environ == ({"MKL_DEBUG_CPU_TYPE": "5"} if is_set else given)
 
 
@@ -48,7 +48,7 @@ SCRIPTS = {path.stem: path for path in (test_recipes.ROOT / "recipes").glob("*.p
         (["--lr", "1e-3"], "'--lr' is not a known argument; the nearest is '--learning_rate'"),
         (["--max_length", "3"], "`max_length` must be 4 or more. Received: max_length=3"),
         (["--learning_rate", "fast"], r"`learning_rate` must be a number \(float\)"),
-        (["--config", "nowhere.yaml"], "No such file or directory. Received: config='nowhere.yaml'"),
+        (["--config", "nowhere.yaml"], "No such file or directory: 'nowhere.yaml'"),
         (["--config", "list.yaml"], "`name: value` lines"),
         (["--config", "null.yaml"], "`max_grad_norm` needs a value.*Received: max_grad_norm=None"),
         (["--config", "wrong.yaml"], "'--sead' is not a known argument; the nearest is '--seed'"),
@@ -76,7 +76,7 @@ def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, a
     monkeypatch.chdir(tmp_path)
     for name, text in (("list", "- 1"), ("null", "max_grad_norm: null"), ("wrong", "sead: 3\nseed: x")):
         (tmp_path / f"{name}.yaml").write_text(text)
-    with pytest.raises(ValueError, match=f"(?s){says}"):
+    with pytest.raises((ValueError, OSError), match=f"(?s){says}"):
         start.check(SCRIPTS["text_classification"], argv)
 
 
@@ -85,11 +85,14 @@ def test_a_wrong_command_line_is_refused_without_paddle(tmp_path, monkeypatch, a
     [
         ("image_classification", ["--weights", "no.pdparams"], "This file does not exist. Received: weights="),
         ("image_classification", ["--data", "."], OWN_IMAGES),
+        ("image_classification", ["--data", "no"], "Accepted: digits, a folder with one subfolder per class, "),
         ("pipeline_sft", ["--optim", "adamx"], "`optim` must be one of adamwdl, "),
         ("sweep", ["--arguments", "--fp16 --device cpu"], "`fp16` needs a GPU"),
         ("sweep", ["--recipe", "sweep"], "`recipe` must be one of.*Received: recipe='sweep'"),
         ("sweep", ["--learning_rates", "1e-3", "high"], "`learning_rates` must be a number"),
-        ("sweep", ["--arguments", "--seed 3"], "The sweep sets seed of each run"),
+        ("sweep", ["--seeds", "0"], "`seeds` must be 1 or more"),
+        ("sweep", ["--arguments", "--save_steps 3 --dta x"], "'--dta' is not a known .*nearest is '--data'"),
+        ("sweep", ["--recipe", "seq2seq", "--arguments", "--dta x"], "'--dta' is not a known .*nearest is '--data'"),
         ("seq2seq", ["--metric_for_best_model", "f1"], "must be one of rouge_1, rouge_l, loss"),
         ("token_classification", ["--tag_column", "tag"], r"`tag_column` must be a number \(int\)"),
         ("masked_lm_pretraining", ["--resume_from_checkpoint", "."], "no complete checkpoint"),
@@ -120,13 +123,6 @@ def test_the_devices_are_those_of_the_installed_paddle(tmp_path, monkeypatch):
     start._check_machine({"fp16": []}, {})
     with pytest.raises(ValueError, match="`fp16` needs a GPU"):
         start._check_machine({"fp16": []}, {"device": "cpu"})
-
-
-@pytest.mark.parametrize("recipe", [[], ["--recipe", "seq2seq"]])
-def test_a_sweep_refuses_the_arguments_of_its_recipe(recipe):
-    with pytest.raises(ValueError, match="'--dta' is not a known argument; the nearest is '--data'"):
-        start.check(SCRIPTS["sweep"], [*recipe, "--arguments", "--dta x"])
-    start.check(SCRIPTS["sweep"], [*recipe, "--arguments", "--save_steps 3", "--seeds", "2"])
 
 
 @pytest.mark.parametrize("name", sorted(set(SCRIPTS) - {"predict"}))

@@ -9,7 +9,7 @@ import types
 import image_classification
 import pytest
 import sweep
-from common import arguments, comparison, run_folder
+from common import arguments, comparison
 from paddlenlp.utils.log import logger
 
 RATES = ["--learning_rates", "1e-3", "1e-2"]
@@ -113,25 +113,25 @@ def test_what_diverges_is_noted_and_never_the_best(recipe, tmp_path, capsys):
     sweep.main([*line, "1e-2", "1e-3"])
     assert [run["test"] is None for run in lines(tmp_path / "out")] == [True, False] * 2
     out = capsys.readouterr().out
-    assert "│ diverged" in out and "at learning rate 0.001, the best" in out
+    assert "0.01            diverged\n" in out and "at learning rate 0.001, the best" in out
     assert "Verdict: decay 1 does not beat the baseline (majority class): 0.207 worse." in out
     with pytest.raises(SystemExit, match="The loss of every run diverged"):
         sweep.main([*line, "1e-2"])
 
 
 def test_a_file_is_whole_whatever_ends_the_writing(tmp_path, monkeypatch):
-    run_folder.write_json(str(tmp_path), "arguments.json", ["--seed", "7"])
+    arguments.write_json(str(tmp_path), "arguments.json", ["--seed", "7"])
     (tmp_path / "results.jsonl").write_text('{"seed": 1}\n{"see')
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    monkeypatch.setattr(run_folder.os, "replace", lambda *_: 1 / 0)  # killed there at the latest
+    monkeypatch.setattr(arguments.os, "replace", lambda *_: 1 / 0)  # killed there at the latest
     with pytest.raises(ZeroDivisionError):
-        run_folder.write_json(str(tmp_path), "arguments.json", ["--seed", "8"])
+        arguments.write_json(str(tmp_path), "arguments.json", ["--seed", "8"])
     with pytest.raises(ZeroDivisionError):
         comparison.read_results(tmp_path / "results.jsonl")
     assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.suffix != ".part"} == before
     monkeypatch.undo()
     assert comparison.read_results(tmp_path / "results.jsonl") == [{"seed": 1}]
-    run_folder.write_json(str(tmp_path), "arguments.json", ["--seed", "8"])
+    arguments.write_json(str(tmp_path), "arguments.json", ["--seed", "8"])
     assert json.loads((tmp_path / "arguments.json").read_text()) == ["--seed", "8"]
     assert not list(tmp_path.glob("*.part"))
 
@@ -148,13 +148,11 @@ def test_lower_is_better_for_perplexity():
 
 def test_a_value_of_a_config_may_begin_with_dashes(tmp_path):
     (tmp_path / "c.yaml").write_text('arguments: "--no_flip"\nlearning_rates: [1e-4, 3e-4]\n')
-    (options,) = arguments.parse_line(["--config", str(tmp_path / "c.yaml")], sweep.Options)
+    options = arguments.parse_line(["--config", str(tmp_path / "c.yaml")], sweep.Options)
     assert options.arguments == "--no_flip" and options.learning_rates == [1e-4, 3e-4]
 
 
 def test_wrong_input(recipe, monkeypatch):
-    with pytest.raises(SystemExit, match="`seeds` must be 1 or more"):
-        sweep.main(["--seeds", "0"])
     for given in ("--learning_rate 1e-3", "--layerwise_lr_decay=0.9", "--seed 7", "--output_dir x"):
         name = given.strip("-").replace("=", " ").split()[0]
         with pytest.raises(SystemExit, match=f"The sweep sets {name} of each run: .*Received: arguments='{given}'"):
