@@ -33,10 +33,10 @@ from .muon import Muon
 
 from .._checks import Option
 from .base import LayerwiseOptimizer as LayerwiseOptimizer
-from .base import RuleOptimizer
 from .layer_rates import LayerRates as LayerRates
 from .layer_rates import apply_layerwise_decay
 from .options import OptimizerInfo, list_optimizers, optimizer_class, register
+from .rules import RuleOptimizer
 from .states import COLUMN, ELEMENT, ROW, SCALAR, State
 
 __all__ = ["AdamWDL", "AdamWeightDecay", "Adafactor", "AdafactorSchedule", "Came", "Lamb", "Muon"]

@@ -14,7 +14,6 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import Option, checked_number, one_of_two, wrong_type
 from .._compat import parameters_of, unwrap
 from .fused import FusedRule
-from .moments import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_states, relative_step_lr
 from .options import (
     CLIP_THRESHOLD,
     OWN_RATE,
@@ -27,6 +26,7 @@ from .options import (
     passed_on,
     register,
 )
+from .rules import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_states, relative_step_lr
 from .sharded import Shard, Update
 from .states import ELEMENT, SCALAR, STEP, USED_LR, State, Values
 

@@ -18,11 +18,10 @@ from paddle.optimizer.lr import LRScheduler
 from .._checks import Option, one_of_two, problem, refusal
 from .._compat import flatten_groups, parameters_of
 from ..layers.decay import LayerDecay
-from .base import RuleOptimizer
 from .fused import FusedRule
 from .layer_rates import LAYERWISE, layerwise_lr_decay
-from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
 from .options import COMMON, WEIGHT_DECAY, bool_option, decay_option, passed_on, register
+from .rules import RuleOptimizer, ema_, ema_of_squares_, one_minus_power, sqrt
 from .sharded import Shard, Update
 from .states import ELEMENT, STEP, State, Values
 

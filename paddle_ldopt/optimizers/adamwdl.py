@@ -17,8 +17,8 @@ from .._compat import dtype_name, parameters_of
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
 from .layer_rates import N_LAYERS, layerwise_lr_decay
-from .moments import sqrt
 from .options import WEIGHT_DECAY, bool_option, checked_lr, decay_option, passed_on, register
+from .rules import sqrt
 from .states import ELEMENT, SCALAR, State, Values
 from .step import Rows, check_gradient
 

@@ -1,9 +1,7 @@
-"""The optimizers' base classes: ratios of layers, options, groups and states. `step` describes a step."""
+"""The optimizers' base class: ratios of layers, options, groups and states. `step` describes a step."""
 
 import copy
 import functools
-import re
-import warnings
 from typing import Any, Callable, ClassVar, Optional
 
 import paddle
@@ -19,15 +17,14 @@ from .._checks import (
     checked_number,
     nearest,
     one_of_two,
-    problem,
     refusal,
 )
 from ..layers.decay import LayerDecay, checked_decay
-from .batches import Batches, prepared_shards, started
+from .batches import Batches, prepared_shards
 from .fused import FusedRule, refuse_fused
 from .layer_rates import LAYERWISE, N_LAYERS, bind_hook, check_hook, layerwise_lr_decay
-from .options import COMMON, OWN_SCHEDULE, checked_group, checked_lr, checked_parameters, lr_or_function
-from .sharded import MissingGradients, Shard, ShardFinder, run_locally, sharded_state
+from .options import COMMON, checked_group, checked_parameters
+from .sharded import MissingGradients, Shard, ShardFinder, sharded_state
 from .states import (
     COLUMN,
     ELEMENT,
@@ -41,11 +38,9 @@ from .states import (
     compute_dtype,
     largest,
     loadable,
-    plain,
     rename_state,
-    unified_name,
 )
-from .step import OneStep, Rows, in_shape
+from .step import OneStep, Rows
 
 
 class LayerwiseOptimizer(OneStep):
@@ -89,9 +84,10 @@ class LayerwiseOptimizer(OneStep):
         self._options = {name: option.checked(value, name) for name, option, value in given}
         self._rule_options = {name: value for name, value in self._options.items() if self.OPTIONS[name].in_rule}
         self.check_together(self._options, {})
-        for group in groups or []:
-            if isinstance(group, dict):
-                self.check_together({**self._options, **group}, group)
+        own = [group for group in groups or [] if isinstance(group, dict)]
+        self._number_of_groups = len(own)  # `dist.to_static` removes them
+        for group in own:
+            self.check_together({**self._options, **group}, group)
         params = None if groups is None else _compat.flatten_groups(groups)
         self._set_ratios(params, {**LAYERWISE, **arguments})
         was = [param.name.removesuffix(".dist") for param in params or [] if param.name.endswith(".dist")]
@@ -293,9 +289,9 @@ class LayerwiseOptimizer(OneStep):
     # ---- for subclasses to override
 
     def check_graph(self, params: list[Tensor]) -> None:
-        if not paddle.in_dynamic_mode() and isinstance((self._param_groups or [None])[0], dict):
+        if not paddle.in_dynamic_mode() and self._number_of_groups:
             wrong = "A static graph ignores parameter groups: give a list of parameters."
-            raise refusal(ValueError, wrong, groups=len(self._param_groups))
+            raise refusal(ValueError, wrong, groups=self._number_of_groups)
         for param in () if paddle.in_dynamic_mode() else params:
             self.values_now(self.group_of(param))  # raises if they depend on the step
         if self._parameter_list is None and self.hook is not None:
@@ -343,165 +339,3 @@ class LayerwiseOptimizer(OneStep):
         if self.counts_together:
             self.taken = taken
         return taken
-
-
-class RuleOptimizer(LayerwiseOptimizer):
-    """Base of optimizers whose update is a function of tensors.
-
-    A subclass declares
-
-    - `OPTIONS`: name -> `Option`, with a default unless the constructor has it;
-    - `states(options, shape)`: name -> `State`;
-    - `rule(param, grad, state, lr, *, shard, **options)`, which returns (new parameter, new state). It may overwrite
-      `param` and `state`, but not `grad`. Its tensors are float32 (float64 for float64 parameters). They may be stacks
-      of parameters, of shape ``[k, *shape]``; `lr` is then a number, or has the shape [k, 1, ...]. So the rule reads a
-      parameter's shape from `shard.shape` and sums with `shard`'s methods: `grad.sum()` would mix parameters. It yields
-      lists of sums over its part of the tensor and receives the sums over the whole tensor, across all processes (see
-      `sharded`)::
-
-        def rule(param, grad, state, lr, *, shard, beta1):
-            moment = beta1 * state["moment1"] + (1 - beta1) * grad
-            (square,) = yield [shard.square_sum(moment)]
-            return param - lr * moment / square.sqrt(), {"moment1": moment}
-
-    It may also declare `fused_rule` and `fused_values` (the rule in the C library), `check_together` (options that
-    exclude each other), and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_initial_lr`.
-
-    Args:
-        batch_bytes: the size limit of parameters that are updated together. A step needs up to twelve times this as
-            temporary memory. None: 64 MB on an accelerator; 2 MB on a CPU, where larger batches are slower.
-    """
-
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        parameters: Any = None,
-        *,
-        grad_clip: Any = None,
-        apply_decay_param_fun: Optional[Callable[[str], bool]] = None,
-        multi_precision: bool = False,
-        name: Optional[str] = None,
-        fused: Optional[bool] = None,
-        batch_bytes: Optional[int] = None,
-        **arguments: Any,
-    ) -> None:
-        rate = learning_rate
-        if rate is not None or "relative_step" not in self.OPTIONS:
-            check = lr_or_function if self.OPTIONS.get("lr") is OWN_SCHEDULE else checked_lr
-            rate = check(learning_rate, self._lr_argument)
-        self.batch_bytes = COMMON["batch_bytes"].checked(batch_bytes, "batch_bytes")
-        parameters = self._read_arguments(parameters, apply_decay_param_fun, multi_precision, fused, **arguments)
-        self._param_groups, self._multi_precision = None, multi_precision
-        self._apply_decay_param_fun = apply_decay_param_fun
-        # no `weight_decay`: Paddle would add an L2 penalty to the gradient
-        super().__init__(self._initial_lr(rate, parameters), parameters, grad_clip=grad_clip, name=name)
-        self.type = type(self).__name__.lower()
-
-    _lr_argument = "learning_rate"
-
-    def _initial_lr(self, rate: Any, parameters: Any) -> Any:
-        groups = [group for group in parameters or [] if isinstance(group, dict)]
-        values = [rate, *(options.get(key) for options in (self._options, *groups) for key in ("weight_decay", "lr"))]
-        for function in [value for value in values if isinstance(value, StepFunction)]:
-            function(0)  # checks it
-            self.counts_together, self._count_state, self.taken = True, GLOBAL_STEP, 0.0
-        if not isinstance(rate, StepFunction):
-            return rate
-        self.lr_function, self.sets_own_lr = rate, True
-        return rate(0)
-
-    def get_lr(self) -> float:
-        """Return the next step's rate for ratio 1; the last one after the end of a sequence."""
-        return float(super().get_lr()) if self.lr_function is None else self.lr_function.reported(self.steps_taken())
-
-    def set_lr_scheduler(self, scheduler: Any) -> None:
-        if self.sets_own_lr and self.lr_function is None:
-            raise refusal(RuntimeError, "`relative_step` sets the rate from the step.", scheduler=scheduler)
-        super().set_lr_scheduler(scheduler)
-        self.lr_function, self.sets_own_lr = None, False
-
-    def lr_now_and_peak(self, param: Tensor, factor: float) -> Optional[tuple[Optional[float], Optional[float]]]:
-        own = self.group_of(param).get("lr")
-        rate: Any = self.lr_function if own is None else own
-        if not isinstance(rate, StepFunction):
-            return None
-        factor = factor if own is None else self.layerwise_ratio(param)
-        now = factor * rate.reported(self.steps_taken())
-        return now, None if callable(rate.source) else factor * max(rate.source)
-
-    def _create_param_lr(self, param_and_grad: Any) -> Any:
-        group = self.group_of(param_and_grad[0])
-        if group.get("lr") is None:
-            return super()._create_param_lr(param_and_grad)
-        lr = paddle.full_like(self._global_learning_rate(), self.values_now(group)[1])
-        return lr * self.layerwise_ratio(param_and_grad[0])
-
-    def _append_to_graph(self, block: Any, param_and_grad: Any) -> None:
-        param, grad = param_and_grad
-        if not paddle.framework.in_pir_mode():
-            wrong = "Paddle's earlier form of static graphs is supported by AdamWDL only: set FLAGS_enable_pir_api=1."
-            raise refusal(RuntimeError, wrong, optimizer=type(self).__name__, FLAGS_enable_pir_api=0)
-        options, _ = self.values_now({})
-        if "weight_decay" in options and not self.has_weight_decay(param):
-            options["weight_decay"] = 0.0
-        lr = self._create_param_lr(param_and_grad).astype(compute_dtype(param)).reshape([])
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "In static graph mode")  # of methods that overwrite
-            rule, write = started(self, param, in_shape(grad, param), options, lr, Shard(list(param.shape)), None)
-            write(*run_locally(rule))
-
-    def check_param(self, param: Tensor) -> None:
-        super().check_param(param)
-        if paddle.in_dynamic_mode() and self.finder.params:
-            self.finder.check(param)
-
-    def state_layout(self, param: Tensor) -> dict[str, Any]:
-        return {name: (dtype, shape or [1]) for name, (dtype, shape) in super().state_layout(param).items()}
-
-    def _create_accumulators(self, block: Any, parameters: Any) -> None:
-        for param in parameters["params"] if isinstance(parameters, dict) else parameters:
-            self.check_param(param)
-            if param.name in self._already_create_accumulator:
-                continue
-            states = self.states_of(param)
-            other = [name for name, state in states.items() if state.per != ELEMENT and name != STEP]
-            if other and not paddle.in_dynamic_mode() and getattr(param, "is_dist", bool)():
-                wrong = "A static graph (`dist.to_static`) places all state of a DistTensor as if it had its shape:"
-                advice = "train in dygraph, or use AdamWDL, AdamWeightDecay or Lamb."
-                received = f"{type(self).__name__} with state {', '.join(other)} of '{param.name}'"
-                raise refusal(ValueError, f"{wrong} {advice}", received)
-            owner = self._create_master_weight(param) if self.has_master(param) else param
-            if owner is param and self._is_dtype_fp16_or_bf16(param.dtype):  # Paddle's AdamW warns as well
-                wrong = "Parameters of 16 bits stop moving if a step is below their rounding: use multi_precision=True."
-                warnings.warn(problem(wrong, optimizer=type(self).__name__), stacklevel=2)
-            for name, (dtype, shape) in self.state_layout(param).items():
-                self._add_accumulator(name, owner, fill_value=0.0, dtype=_compat.dtype_name(dtype), shape=shape)
-            self._already_create_accumulator.add(param.name)
-
-    def state_dict(self) -> Values:
-        """Return the state under names for PaddleNLP's unified checkpoints."""
-        if self._accumulators:
-            self.taken = None  # the caller may change the state
-        states = {name: state for p in self.finder.params.values() for name, state in self.states_of(p).items()}
-        is_split = _compat.is_called_by("sharded_state_dict") and self.finder.is_sliced(self._parameter_list)
-        if is_split and any(state.per in (ROW, COLUMN) for state in states.values()):
-            wrong = "Paddle's `sharded_state_dict` for `split_param` would save rows and columns at wrong offsets:"
-            received = f"{type(self).__name__} with states {', '.join(sorted(states))}"
-            raise refusal(ValueError, f"{wrong} use `paddle_ldopt.parallel.save_checkpoint`.", received)
-        # Paddle omits the loaded state of parameters that had no gradient yet
-        state = {**self._accumulators_holder, **super().state_dict()}
-        names = {*self._accumulators, *(self.state_key(name) for name in states)}
-        return {unified_name(key, names): value for key, value in state.items()}
-
-    def set_state_dict(self, state_dict: Values) -> None:
-        """Load the result of `state_dict`, also of a run without schedules."""
-        state_dict = plain(state_dict)
-        if self._count_state == GLOBAL_STEP:
-            keys = [key for key in state_dict if re.search(f"_{STEP}_\\d+$", str(key))]
-            steps = {key: largest([state_dict[key]]) for key in keys}
-            for key in keys:
-                count = GLOBAL_STEP.join(key.rsplit(STEP, 1))
-                # a copy: the given Tensor may belong to another optimizer
-                most = max(largest([state_dict.get(count)]), *steps.values())
-                state_dict[count] = paddle.full([1], most, "float32")
-        super().set_state_dict(state_dict)

@@ -11,7 +11,6 @@ from paddle import Tensor
 
 from .._checks import Option, refusal
 from .fused import FusedRule
-from .moments import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_states, relative_step_lr
 from .options import (
     CLIP_THRESHOLD,
     OWN_SCHEDULE,
@@ -26,6 +25,7 @@ from .options import (
     plain_weight_decay,
     register,
 )
+from .rules import FactoredOptimizer, clipped_, divided_by_root, ema_, factored_ema, factored_states, relative_step_lr
 from .sharded import Shard, Update
 from .states import ELEMENT, GLOBAL_STEP, STEP, State, Values
 

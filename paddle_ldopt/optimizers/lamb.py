@@ -11,10 +11,9 @@ import paddle
 from paddle import Tensor, _C_ops
 
 from .._checks import Option
-from .base import RuleOptimizer
 from .fused import CONVOLUTIONS, FusedRule
-from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
 from .options import OWN_SCHEDULE, bool_option, decay_or_function, parameters_first, passed_on, register
+from .rules import RuleOptimizer, ema_, ema_of_squares_, one_minus_power, sqrt
 from .sharded import Shard, Update
 from .states import ELEMENT, GLOBAL_STEP, STEP, State
 

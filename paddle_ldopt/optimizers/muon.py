@@ -13,9 +13,8 @@ from paddle import Tensor
 
 from .._checks import Option, checked_bool, checked_callable, refusal
 from .._compat import topology
-from .base import RuleOptimizer
-from .moments import ema_, ema_of_squares_, one_minus_power, sqrt
 from .options import OWN_RATE, WEIGHT_DECAY, bool_option, decay_option, from_one, numbers, passed_on, register
+from .rules import RuleOptimizer, ema_, ema_of_squares_, one_minus_power, sqrt
 from .sharded import Shard
 from .states import ELEMENT, STEP, State
 from .step import Rows

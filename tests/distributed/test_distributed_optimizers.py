@@ -99,7 +99,8 @@ def test_wrapped_optimizers_and_refusals_of_dist_tensors(auto):
 
 
 def test_dist_tensors_in_a_static_graph():
-    (result,) = launch(cases.auto_static, 1, timeout=200, cases=FEW)
+    (result,) = launch(cases.auto_static, 1, timeout=200, cases=[*FEW, "in groups"])
+    assert "ignores parameter groups" in result.pop("in groups"), "`dist.to_static` removes the groups"
     refused = {case: result.pop(case) for case in ("came", "adafactor, relative")}
     assert all("as if it had its shape" in message for message in refused.values())
     assert len(result) == 3 and max(result.values()) < TOLERANCE

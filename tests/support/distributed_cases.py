@@ -223,8 +223,9 @@ def auto_static(cases):
         network.weight.set_value(0.1 * inputs[:6, :1] * outputs[:1])
         start = network.weight.numpy()
         network.weight = dist.shard_tensor(network.weight, mesh, [dist.Shard(0)])
-        cls, options = OPTIMIZERS[case]
-        optimizer = cls(parameters=network.parameters(), **options)
+        cls, options = OPTIMIZERS.get(case, (Lamb, {}))
+        parameters = network.parameters() if case in OPTIMIZERS else [{"params": network.parameters()}]
+        optimizer = cls(parameters=parameters, **options)
         if static:
             loader = dist.shard_dataloader(data, [mesh])
             model = dist.to_static(network, loader, F.mse_loss, optimizer)
