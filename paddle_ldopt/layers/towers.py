@@ -230,7 +230,7 @@ class Measured:
             lists = [t for t in self._outermost(runs, item) if t.is_list or self.calls[t.paths[-1]][0].outputs == ends]
             of_item = [block for stack in lists for block in stack.blocks]
             share = tree.weight(*[path for stack in lists for path in stack.paths])
-            is_stage = len(block) == 1 and self._is_chain(of_item) and share > STAGE * tree.weight(item)
+            is_stage = self._is_chain(of_item) and share > STAGE * tree.weight(item)
             # equal lists of two or three parts with a norm each are blocks
             if not is_stage or (equal and len(of_item) <= 3 and all(map(self._is_half, of_item[0]))):
                 of_item = [block]
@@ -279,11 +279,10 @@ class Measured:
         return [tower for tower in towers if 2 * self.tree.weight_of_block(tower) > most]
 
     def _like_blocks(self, stacks: list[Tower]) -> list[Tower]:
-        """Return parts of the class of the blocks, but no lists, that are in no stack, stage or gap between blocks."""
+        """Return parts of the class of the blocks, but no lists, that are in no stack."""
         blocks = {path for stack in stacks for path in stack.paths}
         above = self._lists.union(path for block in blocks for path in ancestors(block))
-        inside = blocks.union(path for stack in stacks for path, _, _ in stack.stages)
-        found = [path for path in self.calls if path not in above and inside.isdisjoint(ancestors(path))]
+        found = [path for path in self.calls if path not in above and blocks.isdisjoint(ancestors(path))]
         return self._singles(path for path in found if any(self._alike(path, block) for block in blocks))
 
     def _singles(self, paths: Iterable[str]) -> list[Tower]:
