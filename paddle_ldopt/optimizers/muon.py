@@ -84,7 +84,7 @@ def orthogonalized(u: Any, coefficients: tuple[float, float, float], steps: int,
 @register(
     "momentum of a matrix made orthogonal; 4 bytes in matrices of blocks, 8 elsewhere",
     trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
-    needs_layers=True,
+    instead_of_layers="use_muon",
 )
 class Muon(RuleOptimizer):
     r"""Muon for the matrices of blocks; AdamW for embeddings, head, vectors and scalars.

@@ -119,7 +119,7 @@ class OptimizerInfo:
     external_rate: dict[str, Any] = dataclasses.field(default_factory=dict)  # with a learning rate
     own_exclusion: str = ""  # the argument that excludes parameters from weight decay
     options: dict[str, Option] = dataclasses.field(default_factory=dict)
-    needs_layers: bool = False  # whether `layers` decide more than ratios
+    instead_of_layers: str = ""  # the argument that can replace `layers`, if these decide more than ratios
 
     @property
     def settings(self) -> dict[str, Option]:

@@ -38,10 +38,10 @@ def estimate(
     item = ITEMSIZE[checked_choice(dtype, "dtype", ITEMSIZE)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # only matrices of blocks matter, not which layer is a guess
-        layers = LayerMap.from_names(list(shapes)) if info.needs_layers else None
+        layers = LayerMap.from_names(list(shapes)) if info.instead_of_layers else None
     for name, shape in shapes.items():
         if layers is not None:  # Muon updates the matrices of blocks, AdamW all others
-            options["use_muon"] = None if layers.layer_of(name).is_block else False
+            options[info.instead_of_layers] = None if layers.layer_of(name).is_block else False
         for kind, state_dtype in info.states(options, tuple(shape)).values():
             state += math.prod(rule_shape(kind, shape)) * ITEMSIZE[state_dtype or "float32"]
     masters = 4 * size if options.get("multi_precision", True) and dtype != "float32" else 0

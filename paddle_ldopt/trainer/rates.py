@@ -123,7 +123,7 @@ class LdoptTrainerMixin(ResumeMixin):
             return super().create_optimizer(lr_scheduler)
         args, decay, groups = self.args, decay_of_arguments(self.args), self.optimizer_grouped_parameters
         info = REGISTRY.get(name_of(args.optim))
-        layers = self.layer_map if decay != OFF or (info is not None and info.needs_layers) else None
+        layers = self.layer_map if decay != OFF or (info is not None and info.instead_of_layers) else None
         if layers is not None:
             self._freeze(layers, decay)
         if info is None:
