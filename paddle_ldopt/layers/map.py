@@ -70,8 +70,7 @@ class LayerMap:
 
         Raises ValueError if no blocks are found or a rule is invalid. A warning lists the layers that are guesses.
         """
-        no_names = isinstance(names, str) or not hasattr(names, "__iter__") or getattr(names, "shape", None) == ()
-        listed = [] if no_names else list(names)
+        listed = [] if isinstance(names, str) or not hasattr(names, "__iter__") else list(names)
         if not listed or not all(isinstance(name, str) for name in listed):
             raise refusal(TypeError, "`names` must be an iterable of strings, at least one.", names=names)
         return cls(find_layers(dict.fromkeys(listed), rules)[0])
@@ -98,8 +97,6 @@ class LayerMap:
             raise refusal(ValueError, f"The model is one stage of a pipeline: {how}", model=type(model).__name__)
         model = unwrap_model(model)
         params = dict(model.named_parameters())
-        if not params:
-            raise refusal(ValueError, "`model` has no parameters to map.", model=type(model).__name__)
         layers, source = find_layers(params, rules, model, example)
         return cls(layers, params, source)
 

@@ -77,8 +77,8 @@ class MeasuredModel:
                 how = r"`towers=` gives each its decay, and `rules` with an offset such as r'\1 + 12' make them one"
                 yield f"'{tower.name}' is computed from {quoted(feeding)}, but counts as a tower of its own: {how}"
             inside = {block[0]: [name for path in block for name in self.tree.inside[path]] for block in tower.blocks}
-            kinds = {block: {self.order.kinds[one.rpartition(".")[0]] for one in inside[block]} for block in inside}
-            if norms := [block for block in kinds if all(map(is_norm, kinds[block]))]:
+            owners = {block: {self.order.classes[one.rpartition(".")[0]] for one in inside[block]} for block in inside}
+            if norms := [block for block in owners if all(map(is_norm, owners[block]))]:
                 yield f"the blocks {quoted(norms)} have no parameters but those of norms"
         for stack in self.order.light:
             names = [name for path in stack.paths for name in self.tree.inside[path] if name not in self.placed]
@@ -203,6 +203,6 @@ class MeasuredModel:
         if len(found) == 1:
             return found.pop()
         towers = [tower for tower in self.towers if tower.name in {layer.tower for layer in found}] or self.towers
-        position, is_embedding = self.tree.position, "Embedding" in self.order.kinds[name.rpartition(".")[0]].__name__
+        position, is_embedding = self.tree.position, "Embedding" in self.order.classes[name.rpartition(".")[0]].__name__
         last = max((position[n] for tower in towers for path in tower.paths for n in inside[path]), default=-1)
         return tower_for(towers, self.towers).outside(is_head=position[name] > last and not is_embedding)

@@ -63,9 +63,9 @@ def _add_decay(add: Callable[..., argparse.Action], *without: str) -> None:
             continue
         value_type = (typing.get_args(field.type) or (field.type,))[0]
         is_json = typing.get_origin(value_type) is not None
-        kind: Any = {"action": "store_true"} if value_type is bool else {"type": str if is_json else value_type}
+        how: Any = {"action": "store_true"} if value_type is bool else {"type": str if is_json else value_type}
         default, text = OPTIONS[field.name].default, decay_help(field.name)
-        add(_DECAY[field.name], **kind, dest=field.name, default=default, help=text)
+        add(_DECAY[field.name], **how, dest=field.name, default=default, help=text)
 
 
 def _given_decay(options: argparse.Namespace) -> dict[str, Any]:
