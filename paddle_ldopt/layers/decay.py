@@ -134,10 +134,7 @@ class LayerDecay:
         None, "decay of each tower of blocks", check=_checked_towers, values='a dict such as {"vision_model": 0.65}'
     )
     multipliers: Optional[dict[str, float]] = _option(
-        None,
-        "factors of ratios by pattern of names",
-        check=_checked_multipliers,
-        values='a dict such as {"crf": 10.0}',
+        None, "factors of ratios by pattern of names", check=_checked_multipliers, values='a dict such as {"crf": 10.0}'
     )
 
     def __post_init__(self) -> None:
@@ -145,11 +142,9 @@ class LayerDecay:
             object.__setattr__(self, name, option.checked(getattr(self, name), name))
         linear, bounded = self.convention == "linear", self.bound != 1.0
         if linear != bounded or (linear and self.layerwise_decay != 1.0):
-            problem = (
-                "The convention 'linear' takes `bound` below 1 (layerwise_bound) instead of `layerwise_decay`; no other"
-            )
+            only = "takes `bound` below 1 (layerwise_bound) instead of `layerwise_decay`; no other takes it."
             given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
-            raise refusal(ValueError, f"{problem} takes it.", **given)
+            raise refusal(ValueError, f"The convention 'linear' {only}", **given)
 
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""

@@ -105,10 +105,9 @@ class LayerMap:
         """Return `find()`; for multipliers alone, which need no blocks, a map without blocks if it finds none."""
         if decay != LayerDecay(1.0, scale=decay.scale, multipliers=decay.multipliers):
             return find()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.suppress(NoBlocksError):
             warnings.filterwarnings("ignore", "Some layers of the model")
-            with contextlib.suppress(NoBlocksError):
-                return find()
+            return find()
         params = dict(unwrap_model(model).named_parameters())
         return cls({name: Layer("", 1, 0) for name in params}, params)
 

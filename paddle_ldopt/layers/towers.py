@@ -92,7 +92,6 @@ class Tower:
         return self.layer((self.depth + 1) * is_head)
 
     def layers(self, tree: Tree) -> dict[str, Layer]:
-        """Return name -> layer of the parameters of the blocks."""
         numbered = ((self.layer(i), path) for i, block in enumerate(self.blocks, 1) for path in block)
         return {name: layer for layer, path in numbered for name in tree.inside[path]}
 

@@ -47,6 +47,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         flag = word.partition("=")[0]
         parser.error(f"{flag} is not a known argument{nearest(flag, options.flags, 0.4)}")
     try:
+        if getattr(options, "plot", None):
+            check_picture(options.plot, "--plot")
         options.show(options)
     except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -88,8 +90,6 @@ def _add_layers(add: Callable[..., argparse.Action]) -> None:
 
 
 def _show_layers(options: argparse.Namespace) -> None:
-    if options.plot:
-        check_picture(options.plot, "--plot")
     decay = LayerDecay(**_given_decay(options))
     model, rules = load_model(options.model), json_object(options.layerwise_rules, "--layerwise_rules") or None
     try:
@@ -138,17 +138,18 @@ def _steps(text: str) -> int:
 
 
 def _show_schedule(options: argparse.Namespace) -> None:
-    if options.plot:
-        check_picture(options.plot, "--plot")
-    kwargs, steps = json_object(options.lr_scheduler_kwargs, "--lr_scheduler_kwargs"), options.max_steps
-    kind, rate = options.lr_scheduler_type, options.learning_rate
-    schedule: Any = get_scheduler(kind, rate, options.warmup_steps, checked_int(steps, "--max_steps", 1), kwargs)
+    kwargs = json_object(options.lr_scheduler_kwargs, "--lr_scheduler_kwargs")
+    kind, peak, steps = (
+        options.lr_scheduler_type,
+        options.learning_rate,
+        checked_int(options.max_steps, "--max_steps", 1),
+    )
+    schedule: Any = get_scheduler(kind, peak, options.warmup_steps, steps, kwargs)
 
     def rate_at(step: int, ratio: float = 1.0) -> float:
         return ratio * schedule.base_lr * schedule.curve(step)
 
     series: Series = {"lr": rate_at}
-
     n, given = options.layers, _given_decay(options)
     if (n is None) != (not given):
         received = {_DECAY[name]: value for name, value in given.items()}
