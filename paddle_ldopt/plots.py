@@ -132,13 +132,6 @@ def text_plot(steps: int, series: Series, width: int = 72, height: int = 12) -> 
     return "\n".join(lines)
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of text as GitHub Markdown, with all but the first column right-aligned."""
-    line_below = ["---"] + ["--:"] * (len(header) - 1)
-    lines = [[cell.replace("|", "\\|") for cell in cells] for cells in [header, line_below, *rows]]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
 def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], wrapped: bool = False) -> "Table":
     """Return a table of text for rich's console; `wrapped` breaks cells that do not fit."""
     from rich import box

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional
 
-from ..plots import markdown, rich_table
+from ..plots import rich_table
 from ..rates import Rate
 from .decay import Layer
 
@@ -56,13 +56,6 @@ class LayerTable:
     def to_dict(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(row) for row in self.rows]
 
-    def to_markdown(self) -> str:
-        return markdown(*self.cells()) + (f"\n\n{self.caption}" if self.caption else "")
-
-    @property
-    def caption(self) -> str:
-        return f"layers: {self.source}" if self.source else ""
-
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.measure import Measurement
 
@@ -71,7 +64,8 @@ class LayerTable:
         if Measurement.get(console, options.update(max_width=1_000), table).maximum > options.max_width:
             broken = [tuple(cell.replace("..", "..\n") for cell in cells) for cells in rows]
             table = rich_table(header, broken, wrapped=True)
-        table.caption, table.caption_justify, table.caption_style = self.caption and f" {self.caption}", "left", ""
+        table.caption = f" layers: {self.source}" if self.source else ""
+        table.caption_justify, table.caption_style = "left", ""
         yield table
 
     def __str__(self) -> str:
@@ -114,7 +108,6 @@ def short_names(towers: Iterable[str]) -> dict[str, str]:
 
 
 def _ends(values: tuple[Any, ...]) -> Any:
-    """Return minimum and maximum; None if a value is None."""
     return None if None in values else (min(values), max(values))
 
 

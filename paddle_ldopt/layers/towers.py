@@ -39,7 +39,6 @@ class Tree:
         self.patterns = {p: {re.sub(r"\d+", "#", n[len(p) :]) for n in names} for p, names in self.inside.items()}
 
     def weight(self, *paths: str) -> int:
-        """Return the number of weights in parts, without biases and statistics."""
         return sum(not name.endswith(("bias", *STATISTICS)) for path in paths for name in self.inside[path])
 
     def weight_of_block(self, tower: "Tower") -> float:

@@ -139,12 +139,8 @@ def _steps(text: str) -> int:
 
 def _show_schedule(options: argparse.Namespace) -> None:
     kwargs = json_object(options.lr_scheduler_kwargs, "--lr_scheduler_kwargs")
-    kind, peak, steps = (
-        options.lr_scheduler_type,
-        options.learning_rate,
-        checked_int(options.max_steps, "--max_steps", 1),
-    )
-    schedule: Any = get_scheduler(kind, peak, options.warmup_steps, steps, kwargs)
+    steps, warmup = checked_int(options.max_steps, "--max_steps", 1), options.warmup_steps
+    schedule: Any = get_scheduler(options.lr_scheduler_type, options.learning_rate, warmup, steps, kwargs)
 
     def rate_at(step: int, ratio: float = 1.0) -> float:
         return ratio * schedule.base_lr * schedule.curve(step)
