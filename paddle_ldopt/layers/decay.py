@@ -81,7 +81,6 @@ def _checked_towers(value: Any, name: str) -> Optional[dict[str, "LayerDecay"]]:
 
 
 def _option(default: Any, doc: str, *limits: Any, **fields: Any) -> Any:
-    """Return a field of `LayerDecay` with its declaration, which settings, command line and docs read."""
     is_dict = fields["optional"] = default is None  # which cannot be hashed
     option = Option(default, doc, *limits, **fields)
     return dataclasses.field(default=default, hash=not is_dict, metadata={"option": option})
@@ -118,8 +117,6 @@ class LayerDecay:
         >>> from paddle_ldopt import LayerDecay
         >>> [LayerDecay(0.5).ratio(i, n_layers=2) for i in range(4)]
         [0.125, 0.25, 0.5, 1.0]
-        >>> [LayerDecay(0.5, "electra", min_ratio=0.1, head_ratio=2).ratio(i, n_layers=2) for i in range(4)]
-        [0.1, 0.125, 0.25, 2.0]
     """
 
     layerwise_decay: float = _option(1.0, "ratio to the layer above; 1 is off", 0.0, 1.0, "(]", check=checked_decay)

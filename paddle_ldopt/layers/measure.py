@@ -187,8 +187,7 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
         for layer, training in modes:
             layer.training = training
         for layer, key, buffer in buffers:
-            if getattr(layer, key, None) is not buffer:
-                setattr(layer, key, buffer)
+            setattr(layer, key, buffer)
         for tensor, value in values:
             if (tensor.numpy() != value.numpy()).any():  # `equal_all` knows no half precision
                 tensor.set_value(value)

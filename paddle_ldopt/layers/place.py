@@ -86,10 +86,7 @@ class MeasuredModel:
                 yield f"'{stack.name}' is a stack of {stack.depth} parts too small for blocks, in the embeddings"
 
     def _bypassing(self) -> list[str]:
-        """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's.
-
-        Where all embeddings do and no head is without blocks below it, the blocks have their residual sums outside.
-        """
+        """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's."""
         placed = {name: self.layers[name] for name in self._bits if name in self.layers}
         uses = {name: self.measured.uses(name) for name in placed}
         inner = {node for name, layer in placed.items() if layer.is_block for node in uses[name]}
@@ -97,14 +94,12 @@ class MeasuredModel:
         heads = {node for name, layer in placed.items() if layer.is_head for node in uses[name]}
         past, alone = (union(below[n] for n in heads if made or not self._made[n]) for made in (True, False))
         first = [n for n, layer in placed.items() if not layer.index and not any(self._made[use] for use in uses[n])]
+        # where all do and no head is without blocks below it, the blocks have their residual sums outside
         through = any(not past & self._bits[name] for name in first)
         return [name for name in first if name not in self.placed and (past if through else alone) & self._bits[name]]
 
     def _trace(self) -> set[str]:
-        """Note the towers that each node is computed from and the first block of each that a parameter feeds directly.
-
-        Return the tables of the first block that all blocks read: T5's relative positions.
-        """
+        """Note each node's towers and each parameter's first blocks; return T5's tables, which all blocks read."""
         self._calls: list[tuple[int, int, set[int], set[int]]] = []  # tower, layer id, inputs, outputs
         for t, tower in enumerate(self.towers):
             for index, block in enumerate(tower.blocks, 1):
