@@ -202,10 +202,9 @@ def create(
         letters = [f"{first}{second}" for first in ("", *ascii_lowercase) for second in ascii_lowercase]
         model = {f"network_{name}": network for name, network in zip(letters, model)}  # a number would be a block's
     if isinstance(model, dict):
-        networks = model
-        if len({str(key) for key in networks}) < len(networks):
-            raise refusal(ValueError, "Two networks of `model` have one name.", model=[*networks])
-        model = paddle.nn.LayerDict({str(key): checked_model(network) for key, network in networks.items()})
+        if len({str(key) for key in model}) < len(model):
+            raise refusal(ValueError, "Two networks of `model` have one name.", model=[*model])
+        model = paddle.nn.LayerDict({str(key): checked_model(network) for key, network in model.items()})
         if isinstance(example, (paddle.Tensor, list, tuple, Mapping)):  # PaddleNLP makes Tensors callable
             wrong = "For several networks, `example` must be a function of their dict that runs them."
             raise refusal(TypeError, wrong, example=type(example).__name__)

@@ -4,7 +4,7 @@ import functools
 import re
 import warnings
 from collections.abc import Mapping
-from typing import Any, Callable, Optional, Union
+from typing import Annotated, Any, Callable, Optional, Union
 
 import paddle
 
@@ -20,6 +20,8 @@ from .schedules import WarmUp
 from .schedules.curves import Polynomial
 from .schedules.factory import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
 
+_OPTIONS = AdamWeightDecay.OPTIONS
+
 
 @checks_arguments
 def create_optimizer(
@@ -27,11 +29,11 @@ def create_optimizer(
     num_train_steps: StepsFrom1,
     num_warmup_steps: Steps,
     min_lr_ratio: Fraction = 0.0,
-    adam_beta1: float = 0.9,
-    adam_beta2: float = 0.999,
-    adam_epsilon: float = 1e-8,
-    adam_clipnorm: Optional[float] = None,
-    adam_global_clipnorm: Optional[float] = None,
+    adam_beta1: Annotated[float, _OPTIONS["beta_1"]] = 0.9,
+    adam_beta2: Annotated[float, _OPTIONS["beta_2"]] = 0.999,
+    adam_epsilon: Annotated[float, _OPTIONS["epsilon"]] = 1e-8,
+    adam_clipnorm: Annotated[Optional[float], _OPTIONS["clipnorm"]] = None,
+    adam_global_clipnorm: Annotated[Optional[float], _OPTIONS["global_clipnorm"]] = None,
     weight_decay_rate: float = 0.0,
     power: Positive = 1.0,
     include_in_weight_decay: Optional[list[str]] = None,
@@ -78,18 +80,8 @@ def create_optimizer(
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """
-    declared = AdamWeightDecay.OPTIONS
-    include = declared["include_in_weight_decay"].checked(include_in_weight_decay, "include_in_weight_decay") or []
-    has_decay = declared["weight_decay"].checked(weight_decay_rate, "weight_decay_rate") != 0.0
-    adam: dict[str, Any] = {
-        "beta_1": adam_beta1,
-        "beta_2": adam_beta2,
-        "epsilon": adam_epsilon,
-        "clipnorm": adam_clipnorm,
-        "global_clipnorm": adam_global_clipnorm,
-    }
-    for name, value in adam.items():  # an error has the name that was given
-        declared[name].checked(value, f"adam_{name.replace('beta_', 'beta')}")
+    include = _OPTIONS["include_in_weight_decay"].checked(include_in_weight_decay, "include_in_weight_decay") or []
+    has_decay = _OPTIONS["weight_decay"].checked(weight_decay_rate, "weight_decay_rate") != 0.0
     if adam_clipnorm is not None and adam_global_clipnorm is not None:
         norms = {"adam_clipnorm": adam_clipnorm, "adam_global_clipnorm": adam_global_clipnorm}
         raise refusal(ValueError, "Give only one of adam_clipnorm, adam_global_clipnorm.", **norms)
@@ -98,7 +90,7 @@ def create_optimizer(
         given = {"include_in_weight_decay": include_in_weight_decay, "weight_decay_rate": weight_decay_rate}
         warnings.warn(problem(idle, **given), stacklevel=3)
     if parameters is not None:  # read twice, here for their names
-        parameters = checked_parameters(parameters, declared)
+        parameters = checked_parameters(parameters, _OPTIONS)
     elif model is None and paddle.in_dynamic_mode():
         raise refusal(ValueError, "`parameters` or `model` must be given.", parameters=None, model=None)
     if num_warmup_steps > num_train_steps:
@@ -130,7 +122,11 @@ def create_optimizer(
         n_layers=n_layers,
         weight_decay=weight_decay_rate,
         include_in_weight_decay=include_in_weight_decay,
-        **adam,
+        beta_1=adam_beta1,
+        beta_2=adam_beta2,
+        epsilon=adam_epsilon,
+        clipnorm=adam_clipnorm,
+        global_clipnorm=adam_global_clipnorm,
         **arguments,
     )
     return optimizer, schedule
