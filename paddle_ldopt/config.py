@@ -318,7 +318,7 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
             wrong = f'"{kind}" would lower the rate when the loss falls: set greater_is_better=False.'
             given = {"metric_for_best_model": args.metric_for_best_model, "greater_is_better": args.greater_is_better}
             raise refusal(ValueError, wrong, **given)
-        if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
+        if mode != declared["mode"].default or args.greater_is_better is not None:
             kwargs["mode"] = mode
     return {
         "optim": optim,
