@@ -157,7 +157,7 @@ class RunReport(Callback):
         history = self.history()
         shown = {name: value for name, value in results.items() if not isinstance(value, (dict, list))}
         curves = plots("loss and metrics by step", _draw, history, baseline, panels=len(_quantities(history)))
-        layers = table(*self._table.cells()) + paragraph(self._table.caption)
+        layers = table(*self._table.cells()) + paragraph(f"layers: {self._table.source}")
         parts = [
             paragraph(description),
             section("Run", pairs(self._facts)),
