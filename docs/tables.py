@@ -14,7 +14,6 @@ from paddle_ldopt._checks import REQUIRED
 from paddle_ldopt.config import SETTINGS
 from paddle_ldopt.layers.decay import OPTIONS as DECAY_OPTIONS
 from paddle_ldopt.optimizers.options import REGISTRY
-from paddle_ldopt.plots import markdown
 from paddle_ldopt.schedules.factory import SCHEDULES
 from paddle_ldopt.tools import load_model
 from paddle_ldopt.tools.memory import ITEMSIZE, estimate
@@ -26,6 +25,13 @@ VARIANTS = {  # beside every optimizer with its defaults
     "adafactor, beta1 0.9": ("adafactor", {"beta1": 0.9}),
     "adamweightdecay, amsgrad": ("adamweightdecay", {"amsgrad": True}),
 }
+
+
+def markdown(header, rows):
+    """Return a table of text as GitHub Markdown, with all but the first column right-aligned."""
+    line_below = ["---"] + ["--:"] * (len(header) - 1)
+    lines = [[cell.replace("|", "\\|") for cell in cells] for cells in [header, line_below, *rows]]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def optimizers():

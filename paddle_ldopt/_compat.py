@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import os
@@ -129,6 +130,26 @@ def random_states_kept() -> Iterator[None]:
         cpu.set_state(of_cpu)
         np.random.set_state(states[0])
         random.setstate(states[1])
+
+
+@functools.cache
+def _surplus() -> int:
+    """How many references too many the getter of `grad_fn` takes (one on Paddle 3.3.1)."""
+    leaf = paddle.ones([1])
+    leaf.stop_gradient = False
+    result = leaf * 2
+    node = result.grad_fn
+    before = sys.getrefcount(node)
+    result.grad_fn  # noqa: B018
+    return sys.getrefcount(node) - before
+
+
+def grad_node(tensor: paddle.Tensor) -> Any:
+    """Return `tensor.grad_fn` without the surplus references, which would keep the graph for ever."""
+    node = None if tensor.stop_gradient else tensor.grad_fn
+    for _ in range(_surplus() if node is not None else 0):
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
+    return node
 
 
 # ---- parameters and groups of an optimizer

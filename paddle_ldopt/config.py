@@ -187,12 +187,12 @@ class LdoptConfig(DecaySettings):
         general = ("num_warmup_steps", "num_training_steps")
         of_kind = {name: option for name, option in kind.options.items() if name not in general}
         values = {
-            "optim_kwargs": _checked_options(options, info.settings, "optim_kwargs"),
+            "optim_kwargs": checked_options(options, info.settings, "optim_kwargs"),
             "weight_decay": checked_number(self.weight_decay, "weight_decay"),
             "max_grad_norm": checked_number(self.max_grad_norm, "max_grad_norm"),
             "layerwise_rules": json_object(self.layerwise_rules, "layerwise_rules") or None,
             "lr_scheduler_type": kind.name,
-            "lr_scheduler_kwargs": _checked_options(schedule, of_kind, "lr_scheduler_kwargs"),
+            "lr_scheduler_kwargs": checked_options(schedule, of_kind, "lr_scheduler_kwargs"),
             "warmup_steps": checked_int(self.warmup_steps, "warmup_steps"),
             "warmup_ratio": checked_number(self.warmup_ratio, "warmup_ratio", 0.0, 1.0),
             **settings_of(self.layerwise_decay),
@@ -284,7 +284,7 @@ class LdoptConfig(DecaySettings):
         return cls(**settings_of_arguments(args))
 
 
-def _checked_options(given: dict[str, Any], declared: Mapping[str, Option], argument: str) -> dict[str, Any]:
+def checked_options(given: dict[str, Any], declared: Mapping[str, Option], argument: str) -> dict[str, Any]:
     for key, value in given.items():
         if key not in declared:
             raise ValueError(f"`{argument}`: {unknown('option', key, value, declared)}")
@@ -318,7 +318,7 @@ def settings_of_arguments(args: Any) -> dict[str, Any]:
             wrong = f'"{kind}" would lower the rate when the loss falls: set greater_is_better=False.'
             given = {"metric_for_best_model": args.metric_for_best_model, "greater_is_better": args.greater_is_better}
             raise refusal(ValueError, wrong, **given)
-        if mode != SCHEDULES[kind].options["mode"].default or args.greater_is_better is not None:
+        if mode != declared["mode"].default or args.greater_is_better is not None:
             kwargs["mode"] = mode
     return {
         "optim": optim,

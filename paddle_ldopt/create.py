@@ -17,7 +17,7 @@ from .layers.find import Rules
 from .layers.measure import Example
 from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
 from .optimizers.layer_rates import layerwise_lr_decay, warn_of_absolute_rates
-from .optimizers.options import GROUP_KEYS, GROUP_LABELS, REGISTRY, bool_option
+from .optimizers.options import REGISTRY, bool_option, checked_group
 from .rates import decayed_parameter_names
 
 OFF = LayerDecay(1.0)
@@ -53,8 +53,8 @@ def build_optimizer(
     """
     info = info_of(chosen, "name") if isinstance(chosen, str) else chosen
     decay, ours = as_decay(layerwise_decay), issubclass(info.cls, LayerRates)
-    has_hook = any(arguments.get(name) is not None for name in ("name_dict", "lr_ratio"))
-    has_hook = has_hook or not any(arguments.get("set_param_lr_fun") is one for one in (None, layerwise_lr_decay))
+    hooks = [arguments.get(name) for name in ("set_param_lr_fun", "name_dict", "lr_ratio")]
+    has_hook = any(hook is not None and hook is not layerwise_lr_decay for hook in hooks)
     if (has_hook or layers is not None) and (rules is not None or example is not None):
         wrong = "`rules` and `example` find layers: give them to `LayerMap.from_model`, or leave `layers` out."
         if has_hook:
@@ -84,15 +84,11 @@ def build_optimizer(
         if layers is not None:
             arguments["layers"] = layers
         return info.cls(**arguments) if decay == OFF else info.cls(layerwise_decay=layerwise_decay, **arguments)
-    keys = {key for group in given for key in group} if grouped else set()
-    scaled = grouped and any(group.get("lr_scale", 1.0) != 1.0 and "learning_rate" not in group for group in given)
-    if layers is None:  # else `apply_layerwise_decay` warns
-        warn_of_absolute_rates(given if grouped else [])
+    if grouped:  # Paddle ignores keys that it does not know
+        arguments["parameters"] = [checked_group(group, info.options) for group in given]
+        if layers is None:  # else `apply_layerwise_decay` warns
+            warn_of_absolute_rates(given)
     opt = info.cls(**arguments)
-    labels = GROUP_LABELS - {"lr_scale"} if scaled else GROUP_LABELS
-    if ignored := sorted(keys - GROUP_KEYS - labels - opt._default_dict.keys()):
-        wrong = "Paddle ignores these keys of a group. 'learning_rate' is a multiplier of the optimizer's rate."
-        raise refusal(ValueError, wrong, keys=ignored)
     return opt if layers is None and decay == OFF else apply_layerwise_decay(opt, layers, decay)
 
 
@@ -206,10 +202,9 @@ def create(
         letters = [f"{first}{second}" for first in ("", *ascii_lowercase) for second in ascii_lowercase]
         model = {f"network_{name}": network for name, network in zip(letters, model)}  # a number would be a block's
     if isinstance(model, dict):
-        networks = model
-        if len({str(key) for key in networks}) < len(networks):
-            raise refusal(ValueError, "Two networks of `model` have one name.", model=[*networks])
-        model = paddle.nn.LayerDict({str(key): checked_model(network) for key, network in networks.items()})
+        if len({str(key) for key in model}) < len(model):
+            raise refusal(ValueError, "Two networks of `model` have one name.", model=[*model])
+        model = paddle.nn.LayerDict({str(key): checked_model(network) for key, network in model.items()})
         if isinstance(example, (paddle.Tensor, list, tuple, Mapping)):  # PaddleNLP makes Tensors callable
             wrong = "For several networks, `example` must be a function of their dict that runs them."
             raise refusal(TypeError, wrong, example=type(example).__name__)

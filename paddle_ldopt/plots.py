@@ -20,7 +20,6 @@ Series = Mapping[str, Callable[[int], float]]  # layer -> its rate at a step
 # matplotlib knows Noto Sans CJK by the Japanese name
 CHINESE_FONTS = ["Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "Hiragino Sans GB", "SimHei"]
 CHINESE_FONTS += ["WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei", "PingFang SC", "Arial Unicode MS"]
-_HEIGHT = {True: "learning rate at the peak", False: "ratio to the optimizer's learning rate"}
 MOST_POINTS = 10_000  # longer schedules show every k-th step
 
 
@@ -72,7 +71,8 @@ def plot_table(table: Any, path: Path) -> str:
     names = {"parse_math": False, "fontfamily": font_families()}
     axes.set_yticks([y + 0.5 for y in range(len(towers))], [tower or "shared" for tower in towers], **names)
     ticks = {"ticks": [low, (low * high) ** 0.5, high], "format": "%.2g"}
-    axes.figure.colorbar(colour, ax=axes, label=_HEIGHT[rated], orientation="horizontal", **ticks).minorticks_off()
+    shown = "learning rate at the peak" if rated else "ratio to the optimizer's learning rate"
+    axes.figure.colorbar(colour, ax=axes, label=shown, orientation="horizontal", **ticks).minorticks_off()
     return _write(axes, path, "layers, from input to output", "", top=len(towers))
 
 
@@ -130,13 +130,6 @@ def text_plot(steps: int, series: Series, width: int = 72, height: int = 12) -> 
     if len(names) > 1:
         lines.append(f"  * {names[-1]}   . {names[0]} and all between")
     return "\n".join(lines)
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of text as GitHub Markdown, with all but the first column right-aligned."""
-    line_below = ["---"] + ["--:"] * (len(header) - 1)
-    lines = [[cell.replace("|", "\\|") for cell in cells] for cells in [header, line_below, *rows]]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], wrapped: bool = False) -> "Table":

@@ -4,7 +4,7 @@ import functools
 import re
 import warnings
 from collections.abc import Mapping
-from typing import Any, Callable, Optional, Union
+from typing import Annotated, Any, Callable, Optional, Union
 
 import paddle
 
@@ -20,19 +20,22 @@ from .schedules import WarmUp
 from .schedules.curves import Polynomial
 from .schedules.factory import Fraction, NonNegative, Positive, Steps, StepsFrom1, checks_arguments
 
+_OPTIONS = AdamWeightDecay.OPTIONS
 
+
+@checks_arguments
 def create_optimizer(
-    init_lr: float,
-    num_train_steps: int,
-    num_warmup_steps: int,
-    min_lr_ratio: float = 0.0,
-    adam_beta1: float = 0.9,
-    adam_beta2: float = 0.999,
-    adam_epsilon: float = 1e-8,
-    adam_clipnorm: Optional[float] = None,
-    adam_global_clipnorm: Optional[float] = None,
+    init_lr: NonNegative,
+    num_train_steps: StepsFrom1,
+    num_warmup_steps: Steps,
+    min_lr_ratio: Fraction = 0.0,
+    adam_beta1: Annotated[float, _OPTIONS["beta_1"]] = 0.9,
+    adam_beta2: Annotated[float, _OPTIONS["beta_2"]] = 0.999,
+    adam_epsilon: Annotated[float, _OPTIONS["epsilon"]] = 1e-8,
+    adam_clipnorm: Annotated[Optional[float], _OPTIONS["clipnorm"]] = None,
+    adam_global_clipnorm: Annotated[Optional[float], _OPTIONS["global_clipnorm"]] = None,
     weight_decay_rate: float = 0.0,
-    power: float = 1.0,
+    power: Positive = 1.0,
     include_in_weight_decay: Optional[list[str]] = None,
     *,
     parameters: Any = None,
@@ -77,30 +80,26 @@ def create_optimizer(
 
     Source: ``transformers.create_optimizer`` of ``optimization_tf.py``.
     """
-    declared = AdamWeightDecay.OPTIONS
-    include = declared["include_in_weight_decay"].checked(include_in_weight_decay, "include_in_weight_decay") or []
-    has_decay = declared["weight_decay"].checked(weight_decay_rate, "weight_decay_rate") != 0.0
-    adam: dict[str, Any] = {
-        "beta_1": adam_beta1,
-        "beta_2": adam_beta2,
-        "epsilon": adam_epsilon,
-        "clipnorm": adam_clipnorm,
-        "global_clipnorm": adam_global_clipnorm,
-    }
-    for name, value in adam.items():  # an error has the name that was given
-        declared[name].checked(value, f"adam_{name.replace('beta_', 'beta')}")
+    include = _OPTIONS["include_in_weight_decay"].checked(include_in_weight_decay, "include_in_weight_decay") or []
+    has_decay = _OPTIONS["weight_decay"].checked(weight_decay_rate, "weight_decay_rate") != 0.0
     if adam_clipnorm is not None and adam_global_clipnorm is not None:
         norms = {"adam_clipnorm": adam_clipnorm, "adam_global_clipnorm": adam_global_clipnorm}
         raise refusal(ValueError, "Give only one of adam_clipnorm, adam_global_clipnorm.", **norms)
     if include and not has_decay:
         idle = "`include_in_weight_decay` has no effect without a weight decay."
         given = {"include_in_weight_decay": include_in_weight_decay, "weight_decay_rate": weight_decay_rate}
-        warnings.warn(problem(idle, **given), stacklevel=2)
+        warnings.warn(problem(idle, **given), stacklevel=3)
     if parameters is not None:  # read twice, here for their names
-        parameters = checked_parameters(parameters, declared)
+        parameters = checked_parameters(parameters, _OPTIONS)
     elif model is None and paddle.in_dynamic_mode():
         raise refusal(ValueError, "`parameters` or `model` must be given.", parameters=None, model=None)
-    schedule = _schedule(init_lr, num_train_steps, num_warmup_steps, min_lr_ratio, power)
+    if num_warmup_steps > num_train_steps:
+        message = "The training ends before the warm-up does, so the rate never reaches the peak."
+        steps = {"num_warmup_steps": num_warmup_steps, "num_train_steps": num_train_steps}
+        warnings.warn(problem(message, **steps), stacklevel=3)
+    length = num_train_steps - num_warmup_steps
+    curve = Polynomial(decay=length or -1, power=power, end=min_lr_ratio)  # below 0 steps: the end at once
+    schedule = WarmUp(init_lr, functools.partial(_rate, init_lr, curve), num_warmup_steps)
     hook = None if set_param_lr_fun is layerwise_lr_decay else set_param_lr_fun
     names = structured_names(name_dict, layers) or (name_dict_of(checked_model(model)) if model is not None else None)
     grouped = any(isinstance(item, dict) for item in parameters or [])  # `create` leaves groups as they are
@@ -123,7 +122,11 @@ def create_optimizer(
         n_layers=n_layers,
         weight_decay=weight_decay_rate,
         include_in_weight_decay=include_in_weight_decay,
-        **adam,
+        beta_1=adam_beta1,
+        beta_2=adam_beta2,
+        epsilon=adam_epsilon,
+        clipnorm=adam_clipnorm,
+        global_clipnorm=adam_global_clipnorm,
         **arguments,
     )
     return optimizer, schedule
@@ -133,19 +136,6 @@ def create_optimizer(
 # pattern without a match would warn.
 _NOT_DECAYED = r"(?i:norm)|\bln_|bias"
 _NOT_DECAYED_UNNAMED = _NOT_DECAYED + r"|\.b_\d+:0$"  # linear_0.b_0: Paddle's own name of a bias
-
-
-@checks_arguments
-def _schedule(
-    init_lr: NonNegative, num_train_steps: StepsFrom1, num_warmup_steps: Steps, min_lr_ratio: Fraction, power: Positive
-) -> WarmUp:
-    if num_warmup_steps > num_train_steps:
-        message = "The training ends before the warm-up does, so the rate never reaches the peak."
-        steps = {"num_warmup_steps": num_warmup_steps, "num_train_steps": num_train_steps}
-        warnings.warn(problem(message, **steps), stacklevel=4)
-    length = num_train_steps - num_warmup_steps
-    curve = Polynomial(decay=length or -1, power=power, end=min_lr_ratio)  # below 0 steps: the end at once
-    return WarmUp(init_lr, functools.partial(_rate, init_lr, curve), num_warmup_steps)
 
 
 def _rate(peak: float, curve: Polynomial, step: int) -> float:

@@ -81,7 +81,6 @@ def _checked_towers(value: Any, name: str) -> Optional[dict[str, "LayerDecay"]]:
 
 
 def _option(default: Any, doc: str, *limits: Any, **fields: Any) -> Any:
-    """Return a field of `LayerDecay` with its declaration, which settings, command line and docs read."""
     is_dict = fields["optional"] = default is None  # which cannot be hashed
     option = Option(default, doc, *limits, **fields)
     return dataclasses.field(default=default, hash=not is_dict, metadata={"option": option})
@@ -118,8 +117,6 @@ class LayerDecay:
         >>> from paddle_ldopt import LayerDecay
         >>> [LayerDecay(0.5).ratio(i, n_layers=2) for i in range(4)]
         [0.125, 0.25, 0.5, 1.0]
-        >>> [LayerDecay(0.5, "electra", min_ratio=0.1, head_ratio=2).ratio(i, n_layers=2) for i in range(4)]
-        [0.1, 0.125, 0.25, 2.0]
     """
 
     layerwise_decay: float = _option(1.0, "ratio to the layer above; 1 is off", 0.0, 1.0, "(]", check=checked_decay)
@@ -134,10 +131,7 @@ class LayerDecay:
         None, "decay of each tower of blocks", check=_checked_towers, values='a dict such as {"vision_model": 0.65}'
     )
     multipliers: Optional[dict[str, float]] = _option(
-        None,
-        "factors of ratios by pattern of names",
-        check=_checked_multipliers,
-        values='a dict such as {"crf": 10.0}',
+        None, "factors of ratios by pattern of names", check=_checked_multipliers, values='a dict such as {"crf": 10.0}'
     )
 
     def __post_init__(self) -> None:
@@ -145,11 +139,9 @@ class LayerDecay:
             object.__setattr__(self, name, option.checked(getattr(self, name), name))
         linear, bounded = self.convention == "linear", self.bound != 1.0
         if linear != bounded or (linear and self.layerwise_decay != 1.0):
-            problem = (
-                "The convention 'linear' takes `bound` below 1 (layerwise_bound) instead of `layerwise_decay`; no other"
-            )
+            only = "takes `bound` below 1 (layerwise_bound) instead of `layerwise_decay`; no other takes it."
             given = {name: getattr(self, name) for name in ("layerwise_decay", "convention", "bound")}
-            raise refusal(ValueError, f"{problem} takes it.", **given)
+            raise refusal(ValueError, f"The convention 'linear' {only}", **given)
 
     def ratio(self, layer_id: int, n_layers: int) -> float:
         """Return the ratio of layer `layer_id` (0 = embeddings, 1..n = blocks, n + 1 = head) of `n_layers` blocks."""

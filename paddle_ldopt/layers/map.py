@@ -70,8 +70,7 @@ class LayerMap:
 
         Raises ValueError if no blocks are found or a rule is invalid. A warning lists the layers that are guesses.
         """
-        no_names = isinstance(names, str) or not hasattr(names, "__iter__") or getattr(names, "shape", None) == ()
-        listed = [] if no_names else list(names)
+        listed = [] if isinstance(names, str) or not hasattr(names, "__iter__") else list(names)
         if not listed or not all(isinstance(name, str) for name in listed):
             raise refusal(TypeError, "`names` must be an iterable of strings, at least one.", names=names)
         return cls(find_layers(dict.fromkeys(listed), rules)[0])
@@ -98,8 +97,6 @@ class LayerMap:
             raise refusal(ValueError, f"The model is one stage of a pipeline: {how}", model=type(model).__name__)
         model = unwrap_model(model)
         params = dict(model.named_parameters())
-        if not params:
-            raise refusal(ValueError, "`model` has no parameters to map.", model=type(model).__name__)
         layers, source = find_layers(params, rules, model, example)
         return cls(layers, params, source)
 
@@ -108,10 +105,9 @@ class LayerMap:
         """Return `find()`; for multipliers alone, which need no blocks, a map without blocks if it finds none."""
         if decay != LayerDecay(1.0, scale=decay.scale, multipliers=decay.multipliers):
             return find()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.suppress(NoBlocksError):
             warnings.filterwarnings("ignore", "Some layers of the model")
-            with contextlib.suppress(NoBlocksError):
-                return find()
+            return find()
         params = dict(unwrap_model(model).named_parameters())
         return cls({name: Layer("", 1, 0) for name in params}, params)
 

@@ -1,10 +1,8 @@
 """One forward pass of a model: which sublayers ran, and the graph of their results."""
 
 import contextlib
-import ctypes
 import functools
 import operator
-import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +13,7 @@ from paddle.jit.dy2static.program_translator import ProgramTranslator
 from paddle.nn import Layer as Sublayer
 
 from .._checks import first_few, problem, refusal, wrong_type
-from .._compat import count_writes, random_states_kept, write_of
+from .._compat import count_writes, grad_node, random_states_kept, write_of
 from .decay import STATISTICS
 
 Example = Union[paddle.Tensor, tuple[Any, ...], list[Any], Mapping[str, Any], Callable[[Sublayer], Any]]
@@ -42,30 +40,10 @@ def union(bits: Iterable[int]) -> int:
     return functools.reduce(operator.or_, bits, 0)
 
 
-@functools.cache
-def _surplus() -> int:
-    """How many references too many the getter of `grad_fn` takes (one on Paddle 3.3.1)."""
-    leaf = paddle.ones([1])
-    leaf.stop_gradient = False
-    result = leaf * 2
-    node = result.grad_fn
-    before = sys.getrefcount(node)
-    result.grad_fn  # noqa: B018
-    return sys.getrefcount(node) - before
-
-
-def _grad_node(tensor: paddle.Tensor) -> Any:
-    """Return `tensor.grad_fn` without the surplus references, which would keep the graph for ever."""
-    node = None if tensor.stop_gradient else tensor.grad_fn
-    for _ in range(_surplus() if node is not None else 0):
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(node))
-    return node
-
-
 def _ends(value: Any, depth: int = 0, seen: Optional[set[int]] = None) -> list[Any]:
     """Return the nodes of all tensors in a value, and the tensors that have none yet (under recompute)."""
     if isinstance(value, paddle.Tensor):
-        node = _grad_node(value)
+        node = grad_node(value)
         return [value if node is None else node]
     seen = set() if seen is None else seen
     if id(value) in seen:  # objects may refer to each other
@@ -90,7 +68,7 @@ class Pass:
         self._number: dict[int, int] = {}
         for record in records:
             for end in record[2]:
-                self._add(_grad_node(end) if isinstance(end, paddle.Tensor) else end)
+                self._add(grad_node(end) if isinstance(end, paddle.Tensor) else end)
         self.above: list[list[int]] = [[] for _ in self.below]  # the reverse
         for node, lower in enumerate(self.below):
             for below in lower:
@@ -126,7 +104,7 @@ class Pass:
                 self.below.append(tuple(below))
 
     def _known(self, ends: list[Any]) -> tuple[int, ...]:
-        nodes = [_grad_node(end) if isinstance(end, paddle.Tensor) else end for end in ends]
+        nodes = [grad_node(end) if isinstance(end, paddle.Tensor) else end for end in ends]
         keys = [node.node_ptr() for node in nodes if node is not None]
         return tuple(dict.fromkeys(self._number[key] for key in keys if key in self._number))
 
@@ -209,8 +187,7 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
         for layer, training in modes:
             layer.training = training
         for layer, key, buffer in buffers:
-            if getattr(layer, key, None) is not buffer:
-                setattr(layer, key, buffer)
+            setattr(layer, key, buffer)
         for tensor, value in values:
             if (tensor.numpy() != value.numpy()).any():  # `equal_all` knows no half precision
                 tensor.set_value(value)

@@ -28,10 +28,7 @@ _HOW = "Give `example=`, a batch for one forward pass that measures the layers, 
 
 
 class NamedModel:
-    """The layers of parameters by their names, in the model's order; `doubts` names the parts whose layers are guesses.
-
-    `params` are None if only names are known; rules place the names in `placed`.
-    """
+    """The layers of parameters by their names, in the model's order; `doubts` has parts whose layers are guesses."""
 
     def __init__(self, params: Mapping[str, Any], parts: Mapping[str, nn.Layer], placed: Mapping[str, int]) -> None:
         self.tree, self.placed = Tree(params), placed
@@ -77,10 +74,9 @@ class NamedModel:
         return found + [inner for part in parts if part not in listed for inner in self._lists(part)]
 
     def _is_known(self, found: Tower) -> bool:
-        word = found.name.rpartition(".")[2]
-        if word not in ("encoders", "decoders"):
-            return word in _BLOCKS
-        return not any(map(self._is_known, self._lists(found.paths[0])))  # PaddleSpeech's; an ensemble's hold lists
+        word, inner = found.name.rpartition(".")[2], self._lists(found.paths[0])
+        # PaddleSpeech's encoders are blocks, those of an ensemble hold lists
+        return word in _BLOCKS or (word in ("encoders", "decoders") and not any(map(self._is_known, inner)))
 
     def _unlike(self, paths: list[str]) -> list[str]:
         """Return the items that share few names with any other: neither a dense nor a sparse block is one."""

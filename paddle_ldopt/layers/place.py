@@ -77,8 +77,8 @@ class MeasuredModel:
                 how = r"`towers=` gives each its decay, and `rules` with an offset such as r'\1 + 12' make them one"
                 yield f"'{tower.name}' is computed from {quoted(feeding)}, but counts as a tower of its own: {how}"
             inside = {block[0]: [name for path in block for name in self.tree.inside[path]] for block in tower.blocks}
-            kinds = {block: {self.order.kinds[one.rpartition(".")[0]] for one in inside[block]} for block in inside}
-            if norms := [block for block in kinds if all(map(is_norm, kinds[block]))]:
+            owners = {block: {self.order.classes[one.rpartition(".")[0]] for one in inside[block]} for block in inside}
+            if norms := [block for block in owners if all(map(is_norm, owners[block]))]:
                 yield f"the blocks {quoted(norms)} have no parameters but those of norms"
         for stack in self.order.light:
             names = [name for path in stack.paths for name in self.tree.inside[path] if name not in self.placed]
@@ -86,10 +86,7 @@ class MeasuredModel:
                 yield f"'{stack.name}' is a stack of {stack.depth} parts too small for blocks, in the embeddings"
 
     def _bypassing(self) -> list[str]:
-        """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's.
-
-        Where all embeddings do and no head is without blocks below it, the blocks have their residual sums outside.
-        """
+        """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's."""
         placed = {name: self.layers[name] for name in self._bits if name in self.layers}
         uses = {name: self.measured.uses(name) for name in placed}
         inner = {node for name, layer in placed.items() if layer.is_block for node in uses[name]}
@@ -97,14 +94,12 @@ class MeasuredModel:
         heads = {node for name, layer in placed.items() if layer.is_head for node in uses[name]}
         past, alone = (union(below[n] for n in heads if made or not self._made[n]) for made in (True, False))
         first = [n for n, layer in placed.items() if not layer.index and not any(self._made[use] for use in uses[n])]
+        # where all do and no head is without blocks below it, the blocks have their residual sums outside
         through = any(not past & self._bits[name] for name in first)
         return [name for name in first if name not in self.placed and (past if through else alone) & self._bits[name]]
 
     def _trace(self) -> set[str]:
-        """Note the towers that each node is computed from and the first block of each that a parameter feeds directly.
-
-        Return the tables of the first block that all blocks read: T5's relative positions.
-        """
+        """Note each node's towers and each parameter's first blocks; return T5's tables, which all blocks read."""
         self._calls: list[tuple[int, int, set[int], set[int]]] = []  # tower, layer id, inputs, outputs
         for t, tower in enumerate(self.towers):
             for index, block in enumerate(tower.blocks, 1):
@@ -203,6 +198,6 @@ class MeasuredModel:
         if len(found) == 1:
             return found.pop()
         towers = [tower for tower in self.towers if tower.name in {layer.tower for layer in found}] or self.towers
-        position, is_embedding = self.tree.position, "Embedding" in self.order.kinds[name.rpartition(".")[0]].__name__
+        position, is_embedding = self.tree.position, "Embedding" in self.order.classes[name.rpartition(".")[0]].__name__
         last = max((position[n] for tower in towers for path in tower.paths for n in inside[path]), default=-1)
         return tower_for(towers, self.towers).outside(is_head=position[name] > last and not is_embedding)

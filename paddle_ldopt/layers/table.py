@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional
 
-from ..plots import markdown, rich_table
+from ..plots import rich_table
 from ..rates import Rate
 from .decay import Layer
 
@@ -36,10 +36,10 @@ class LayerTable:
     """The layers of a model with their rates, from embeddings to head, without statistics of batch normalization."""
 
     rows: list[LayerRow]
-    source: str = ""  #: the `LayerMap.source`, shown below the table
+    source: str  #: the `LayerMap.source`, shown below the table
 
     @classmethod
-    def build(cls, entries: Iterable[Entry], source: str = "") -> "LayerTable":
+    def build(cls, entries: Iterable[Entry], source: str) -> "LayerTable":
         grouped: dict[Layer, list[tuple[Optional[int], Rate]]] = {}
         for layer, size, rate in entries:
             grouped.setdefault(layer, []).append((size, rate))
@@ -56,13 +56,6 @@ class LayerTable:
     def to_dict(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(row) for row in self.rows]
 
-    def to_markdown(self) -> str:
-        return markdown(*self.cells()) + (f"\n\n{self.caption}" if self.caption else "")
-
-    @property
-    def caption(self) -> str:
-        return f"layers: {self.source}" if self.source else ""
-
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.measure import Measurement
 
@@ -71,7 +64,7 @@ class LayerTable:
         if Measurement.get(console, options.update(max_width=1_000), table).maximum > options.max_width:
             broken = [tuple(cell.replace("..", "..\n") for cell in cells) for cells in rows]
             table = rich_table(header, broken, wrapped=True)
-        table.caption, table.caption_justify, table.caption_style = self.caption and f" {self.caption}", "left", ""
+        table.caption, table.caption_justify, table.caption_style = f" layers: {self.source}", "left", ""
         yield table
 
     def __str__(self) -> str:
@@ -102,10 +95,9 @@ class LayerTable:
 
 def short_names(towers: Iterable[str]) -> dict[str, str]:
     """Return tower -> the distinguishing part of its name and a space; "" for a single tower."""
-    towers = list(dict.fromkeys(towers))
-    named = [tower for tower in towers if tower]
+    named = [tower for tower in dict.fromkeys(towers) if tower]
     if len(named) < 2:  # beside the only tower, rules place parameters in layers of the same labels
-        return {tower: "" if tower or not named else "shared " for tower in towers}
+        return {"": "shared " if named else "", **dict.fromkeys(named, "")}
     shared = len(os.path.commonprefix([tower.split(".") for tower in named]))
     short = {tower: ".".join(tower.split(".")[shared:][:1]) for tower in named}
     if "" in short.values() or len(set(short.values())) < len(named):
@@ -114,7 +106,6 @@ def short_names(towers: Iterable[str]) -> dict[str, str]:
 
 
 def _ends(values: tuple[Any, ...]) -> Any:
-    """Return minimum and maximum; None if a value is None."""
     return None if None in values else (min(values), max(values))
 
 

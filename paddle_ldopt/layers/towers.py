@@ -39,7 +39,6 @@ class Tree:
         self.patterns = {p: {re.sub(r"\d+", "#", n[len(p) :]) for n in names} for p, names in self.inside.items()}
 
     def weight(self, *paths: str) -> int:
-        """Return the number of weights in parts, without biases and statistics."""
         return sum(not name.endswith(("bias", *STATISTICS)) for path in paths for name in self.inside[path])
 
     def weight_of_block(self, tower: "Tower") -> float:
@@ -92,7 +91,6 @@ class Tower:
         return self.layer((self.depth + 1) * is_head)
 
     def layers(self, tree: Tree) -> dict[str, Layer]:
-        """Return name -> layer of the parameters of the blocks."""
         numbered = ((self.layer(i), path) for i, block in enumerate(self.blocks, 1) for path in block)
         return {name: layer for layer, path in numbered for name in tree.inside[path]}
 
@@ -112,8 +110,8 @@ class Measured:
 
     def __init__(self, tree: Tree, layers: Mapping[str, nn.Layer], measured: Pass) -> None:
         self.tree, self.measured = tree, measured
-        self.kinds = {path: type(layers.get(path)) for path in tree.inside}
-        self._lists = {path for path, kind in self.kinds.items() if issubclass(kind, _LISTS)}
+        self.classes = {path: type(layers.get(path)) for path in tree.inside}
+        self._lists = {path for path, cls in self.classes.items() if issubclass(cls, _LISTS)}
         self.calls: dict[str, list[Call]] = {}  # of a part that is never called, such as a list, those within
         for path in sorted(tree.inside, key=lambda path: -path.count(".") if path else 1):
             parts = sorted((child for child in tree.children.get(path, []) if child in self.calls), key=self._when)
@@ -140,9 +138,9 @@ class Measured:
         return all(self.feeds_main(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
 
     def _alike(self, one: str, other: str) -> bool:
-        kind = self.kinds[one]  # a class of the user is alike; one of Paddle may hold anything
-        is_own = not kind.__module__.startswith(("paddle.nn", "builtins"))
-        return kind is self.kinds[other] and (is_own or self.tree.alike(one, other))
+        cls = self.classes[one]  # a class of the user is alike; one of Paddle may hold anything
+        is_own = not cls.__module__.startswith(("paddle.nn", "builtins"))
+        return cls is self.classes[other] and (is_own or self.tree.alike(one, other))
 
     def _stacks(self) -> list[Tower]:
         """Return the outermost stacks, of blocks with three weights if the model has such, and not of small parts."""
@@ -169,9 +167,9 @@ class Measured:
         groups: dict[object, list[str]] = {}
         for child in children:
             if not is_list or tree.weight(child) > _LIGHT * tree.weight(largest) or self._alike(child, largest):
-                groups.setdefault(None if is_list else self.kinds[child], []).append(child)
+                groups.setdefault(None if is_list else self.classes[child], []).append(child)
         for group in groups.values():
-            # kinds that repeat make one list (Jamba's two kinds of blocks); an encoder and its head do not
+            # classes that repeat make one list (Jamba's two classes of blocks); an encoder and its head do not
             partners = sum(any(a is not b and self._alike(a, b) for b in group) for a in group)
             may_differ = is_list and 2 * partners >= len(group)
             run: list[str] = []
@@ -190,7 +188,7 @@ class Measured:
     def _is_half(self, path: str) -> bool:
         """Return whether a part has one norm at most, as half of a block has."""
         owners = {name.rpartition(".")[0] for name in self.tree.inside[path]}
-        return sum(is_norm(self.kinds[owner]) for owner in owners) < 2
+        return sum(is_norm(self.classes[owner]) for owner in owners) < 2
 
     def _are_blocks(self, run: list[str]) -> bool:
         """Return whether parts without a common name are blocks: of several weights, with no list of blocks inside."""
@@ -201,7 +199,7 @@ class Measured:
 
     def _in_halves(self, run: list[str]) -> list[Block]:
         """Return the blocks of a list: a norm belongs to the item before it, items in turns are parts of a block."""
-        norms = [is_norm(self.kinds[path]) for path in run]
+        norms = [is_norm(self.classes[path]) for path in run]
         if not norms[0] and any(norms):  # convolution, norm, convolution, norm, convolution
             starts = [i for i, is_alone in enumerate(norms) if not is_alone]
             return [tuple(run[start:end]) for start, end in zip(starts, [*starts[1:], len(run)])]
@@ -230,7 +228,7 @@ class Measured:
             lists = [t for t in self._outermost(runs, item) if t.is_list or self.calls[t.paths[-1]][0].outputs == ends]
             of_item = [block for stack in lists for block in stack.blocks]
             share = tree.weight(*[path for stack in lists for path in stack.paths])
-            is_stage = len(block) == 1 and self._is_chain(of_item) and share > STAGE * tree.weight(item)
+            is_stage = self._is_chain(of_item) and share > STAGE * tree.weight(item)
             # equal lists of two or three parts with a norm each are blocks
             if not is_stage or (equal and len(of_item) <= 3 and all(map(self._is_half, of_item[0]))):
                 of_item = [block]
@@ -254,7 +252,7 @@ class Measured:
             return False
         light, heavy = sorted((stack, tower), key=self.tree.weight_of_block)
         if mixed == both:
-            shared = {self.kinds[path] for path in stack.paths} & {self.kinds[path] for path in tower.paths}
+            shared = {self.classes[path] for path in stack.paths} & {self.classes[path] for path in tower.paths}
             if not (in_sequence and (same_parent or shared)):
                 return False
         elif same_parent and mixed[::2] == tower.blocks and mixed[1::2] == stack.blocks:
@@ -279,11 +277,10 @@ class Measured:
         return [tower for tower in towers if 2 * self.tree.weight_of_block(tower) > most]
 
     def _like_blocks(self, stacks: list[Tower]) -> list[Tower]:
-        """Return parts of the class of the blocks, but no lists, that are in no stack, stage or gap between blocks."""
+        """Return parts of the class of the blocks, but no lists, that are in no stack."""
         blocks = {path for stack in stacks for path in stack.paths}
         above = self._lists.union(path for block in blocks for path in ancestors(block))
-        inside = blocks.union(path for stack in stacks for path, _, _ in stack.stages)
-        found = [path for path in self.calls if path not in above and inside.isdisjoint(ancestors(path))]
+        found = [path for path in self.calls if path not in above and blocks.isdisjoint(ancestors(path))]
         return self._singles(path for path in found if any(self._alike(path, block) for block in blocks))
 
     def _singles(self, paths: Iterable[str]) -> list[Tower]:

@@ -64,10 +64,7 @@ def checks_arguments(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{function.__qualname__}() {error}") from None
+        bound = signature.bind(*args, **kwargs)
         arguments = {name: value for name, value in bound.arguments.items() if name in options}
         bound.arguments.update({name: options[name].checked(value, name) for name, value in arguments.items()})
         return function(*bound.args, **bound.kwargs)
@@ -177,8 +174,6 @@ class CurveSchedule(Schedule):
     def __init__(
         self, learning_rate: Positive, curve: Callable[[int], float], last_epoch: LastStep = -1, verbose: Bool = False
     ) -> None:
-        if not callable(curve):
-            raise refusal(TypeError, "`curve` must be callable.", curve=curve)
         self.curve = curve
         super().__init__(learning_rate, last_epoch, verbose)
 

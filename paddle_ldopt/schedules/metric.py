@@ -1,12 +1,13 @@
 """Schedules that follow a metric, which `step` takes."""
 
 import math
+import numbers
 import warnings
 from typing import Annotated, Any, Optional, Union
 
 import paddle
 
-from .._checks import Option, as_float, checked_int, checked_number, checked_state, refusal
+from .._checks import Option, as_float, checked_int, checked_number, checked_state, plain_number, refusal
 from .._compat import is_called_by
 from .factory import (
     Bool,
@@ -118,14 +119,10 @@ class ReduceLROnPlateau(MetricSchedule):
         if self.warmup_step == 0 < self.num_warmup_steps:
             idle = "The rate is 0 until the warm-up begins: call `step()` after each step of the optimizer, too."
             warnings.warn(refusal(UserWarning, idle, num_warmup_steps=self.num_warmup_steps), stacklevel=2)
-        metric: Any = metrics
-        if type(metric) is not float:  # a float takes the fast path
-            try:
-                if getattr(metrics, "size", 1) != 1 or isinstance(metrics, (str, bytes)):
-                    raise TypeError
-                metric = as_float(metric.item() if hasattr(metric, "item") else metrics)
-            except (TypeError, ValueError):
-                raise refusal(TypeError, "`metrics` must be one number.", metrics=metrics) from None
+        number = plain_number(metrics)
+        if not isinstance(number, numbers.Real):
+            raise refusal(TypeError, "`metrics` must be one number.", metrics=metrics)
+        metric = as_float(number)
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
 
         sign = -1.0 if self.mode == "min" else 1.0

@@ -47,6 +47,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         flag = word.partition("=")[0]
         parser.error(f"{flag} is not a known argument{nearest(flag, options.flags, 0.4)}")
     try:
+        if getattr(options, "plot", None):
+            check_picture(options.plot, "--plot")
         options.show(options)
     except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -63,9 +65,9 @@ def _add_decay(add: Callable[..., argparse.Action], *without: str) -> None:
             continue
         value_type = (typing.get_args(field.type) or (field.type,))[0]
         is_json = typing.get_origin(value_type) is not None
-        kind: Any = {"action": "store_true"} if value_type is bool else {"type": str if is_json else value_type}
+        how: Any = {"action": "store_true"} if value_type is bool else {"type": str if is_json else value_type}
         default, text = OPTIONS[field.name].default, decay_help(field.name)
-        add(_DECAY[field.name], **kind, dest=field.name, default=default, help=text)
+        add(_DECAY[field.name], **how, dest=field.name, default=default, help=text)
 
 
 def _given_decay(options: argparse.Namespace) -> dict[str, Any]:
@@ -88,8 +90,6 @@ def _add_layers(add: Callable[..., argparse.Action]) -> None:
 
 
 def _show_layers(options: argparse.Namespace) -> None:
-    if options.plot:
-        check_picture(options.plot, "--plot")
     decay = LayerDecay(**_given_decay(options))
     model, rules = load_model(options.model), json_object(options.layerwise_rules, "--layerwise_rules") or None
     try:
@@ -138,17 +138,14 @@ def _steps(text: str) -> int:
 
 
 def _show_schedule(options: argparse.Namespace) -> None:
-    if options.plot:
-        check_picture(options.plot, "--plot")
-    kwargs, steps = json_object(options.lr_scheduler_kwargs, "--lr_scheduler_kwargs"), options.max_steps
-    kind, rate = options.lr_scheduler_type, options.learning_rate
-    schedule: Any = get_scheduler(kind, rate, options.warmup_steps, checked_int(steps, "--max_steps", 1), kwargs)
+    kwargs = json_object(options.lr_scheduler_kwargs, "--lr_scheduler_kwargs")
+    steps, warmup = checked_int(options.max_steps, "--max_steps", 1), options.warmup_steps
+    schedule: Any = get_scheduler(options.lr_scheduler_type, options.learning_rate, warmup, steps, kwargs)
 
     def rate_at(step: int, ratio: float = 1.0) -> float:
         return ratio * schedule.base_lr * schedule.curve(step)
 
     series: Series = {"lr": rate_at}
-
     n, given = options.layers, _given_decay(options)
     if (n is None) != (not given):
         received = {_DECAY[name]: value for name, value in given.items()}

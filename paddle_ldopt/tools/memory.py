@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from .._checks import checked_choice, refusal, shown, unknown
+from .._checks import checked_choice, refusal
+from ..config import checked_options
 from ..layers.map import LayerMap
 from ..optimizers.options import REGISTRY, optimizer_class
 from ..optimizers.states import rule_shape
@@ -31,10 +32,7 @@ def estimate(
     """
     optimizer_class(optimizer)  # raises for an unknown one
     info, size, state = REGISTRY[optimizer], sum(map(math.prod, shapes.values())), 0
-    for name, value in options.items():
-        if name not in info.options:
-            raise ValueError(unknown(f"option of {shown(optimizer)}", name, value, info.options))
-        options[name] = info.options[name].checked(value, name)
+    checked_options(options, info.options, optimizer)
     item = ITEMSIZE[checked_choice(dtype, "dtype", ITEMSIZE)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # only matrices of blocks matter, not which layer is a guess

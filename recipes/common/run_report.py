@@ -104,7 +104,7 @@ class RunReport(Callback):
         history = self.history()
         shown = {name: value for name, value in results.items() if not isinstance(value, (dict, list))}
         curves = plots("loss and metrics by step", _draw, history, baseline, panels=len(_quantities(history)))
-        layers = (*self._table.cells(), self._table.caption)
+        layers = (*self._table.cells(), f"layers: {self._table.source}")
         rows = [
             [("Run", self._facts)],
             [("Results", shown), ("Loss and metrics", curves)],

@@ -32,12 +32,9 @@ def test_conventions(convention):
     assert [decay.ratio(i, 4) for i in range(6)] == CONVENTIONS[convention]
 
 
-def test_decay_1_is_uniform():
+def test_floor_head_and_freezing():
     assert [LayerDecay(1, head_ratio=2).ratio(i, 4) for i in range(6)] == [1.0] * 5 + [2.0]
     assert LayerDecay() == LayerDecay(1)
-
-
-def test_floor_head_and_freezing():
     assert [LayerDecay(0.5, min_ratio=0.2).ratio(i, 4) for i in range(6)] == [0.2, 0.2, 0.2, 0.25, 0.5, 1.0]
     assert [LayerDecay(0.5, min_ratio=1).ratio(i, 4) for i in range(6)] == [1.0] * 6
     assert [LayerDecay(0.5, head_ratio=3).ratio(i, 2) for i in range(4)] == [0.125, 0.25, 0.5, 3.0]

@@ -260,6 +260,17 @@ def test_a_second_stem_that_blocks_change_on_the_way_is_listed():
     assert "'spm' feed the head also past all blocks" in said and "'patch'" not in said
 
 
+def test_blocks_whose_residual_sums_are_outside_are_no_doubt():
+    def run(self, x):
+        x = self.proj(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.fc(x)
+
+    model = Net(run, fc=nn.Linear(D, 2), blocks=blocks(3, Parts4), proj=nn.Linear(D, D))
+    check(model, VECTORS, {"fc": 0, "blocks": (3, 1), "proj": 4})
+
+
 def test_pairs_in_lists_without_a_forward():
     class Norm(nn.Layer):
         def __init__(self, fn):
@@ -298,6 +309,25 @@ def test_halves_of_blocks_in_turns():
     layers = nn.LayerList([Feed() if i % 2 else Attend() for i in range(6)])
     model = Net(run, fc=nn.Linear(D, 2), layers=layers, proj=nn.Linear(D, D))
     check(model, VECTORS, {"fc": 0, "layers": (3, 2), "proj": 4})
+
+
+def test_adapters_between_blocks_are_no_blocks():
+    def run(self, x):
+        for i, block in enumerate(self.encoder.layers):
+            x = block(self.proj(x) if i == 0 else x)
+            x = self.adapters[i - 2](x) if i > 1 else x
+        return self.fc(x)
+
+    ends = {"fc": nn.Linear(D, 2), "proj": nn.Linear(D, D)}
+    adapters = nn.LayerList([nn.Sequential(nn.Linear(D, 2), nn.Linear(2, D)) for _ in range(2)])
+    model = Net(run, encoder__layers=blocks(4), adapters=adapters, **ends)
+    check(model, VECTORS, {"fc": 0, "encoder.layers": (4, 1), "proj": 5, "adapters": (2, 1)})
+
+
+def test_a_norm_that_runs_behind_each_call_of_a_shared_block_is_no_block():
+    run = lambda self, x: self.fc(through([self.block, self.norm] * 3, self.proj(x)))  # noqa: E731
+    model = Net(run, fc=nn.Linear(D, 2), block=Block(), norm=nn.LayerNorm(D), proj=nn.Linear(D, D))
+    check(model, VECTORS, {"fc": 0, "block": 1, "norm": 2, "proj": 2})
 
 
 def test_equal_blocks_need_no_common_name():

@@ -171,6 +171,7 @@ def test_the_pass_leaves_no_trace():
 
 def test_what_the_pass_did_not_use_is_said():
     model = simple(pooler=nn.Linear(D, D), mask_token=[D])
+    model.fc.other = nn.Linear(D, D)  # before the blocks, but in the head
     _, said = check(model, VECTORS, {"fc": 0, "body": (3, 1), "proj": 4, "pooler": 0, "mask_token": 4}, silent=False)
     assert "did not use" in said and "'pooler'" in said and "'mask_token'" in said
 

@@ -1,7 +1,6 @@
 """The layer table and the plot: planned, and read back from an optimizer."""
 
 import json
-import re
 
 import numpy as np
 import paddle
@@ -115,9 +114,6 @@ def test_renderings():
     text = str(table)
     assert "embeddings" in text and "block 2" in text and "0.0005" in text
     assert max(map(len, text.splitlines())) <= 80 and text.endswith("\n layers: by names")
-    *lines, _, caption = table.to_markdown().splitlines()
-    assert caption == "layers: by names"
-    assert len(lines) == 2 + 5 and lines[0].startswith("| layer |") and len({line.count("|") for line in lines}) == 1
     assert json.loads(json.dumps(table.to_dict()))[0]["frozen"] == 1
 
 
@@ -136,16 +132,14 @@ def test_towers_are_told_apart():
         ("decoder", "block 1", 0.25),
         ("decoder", "block 2", 0.5),
     ]
-    assert "encoder" in str(layers.table(0.5)) and "decoder" in layers.table(0.5).to_markdown()
+    assert "encoder" in str(layers.table(0.5))
 
 
-@pytest.mark.parametrize("tower", ["[/x]", "[red]", ":smile:", "$x_{$", "a|b", "_hidden"])
+@pytest.mark.parametrize("tower", ["[/x]", "[red]", ":smile:", "$x_{$", "_hidden"])
 def test_names_are_no_markup(tmp_path, tower):
     names = [f"{t}.layers.{i}.{part}" for t in (tower, "text") for i in (0, 1) for part in PARTS]
     layers = LayerMap.from_names(names)
     assert f" {tower} block 0 " in str(layers.table(0.5))
-    lines = layers.table(0.5).to_markdown().splitlines()[:-2]
-    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
     layers.plot(tmp_path / "rates.svg", 0.5)  # text as outlines: no name to look for
     figure = Figure()
     axes = figure.add_subplot()
@@ -185,11 +179,8 @@ def test_plot(tmp_path, ending):
     assert layers.plot(path, layerwise_decay=0.8, learning_rate=5e-5) == str(path)
     start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
     assert path.read_bytes().startswith(start)
-
-
-def test_plot_refuses_other_formats(tmp_path):
     with pytest.raises(ValueError, match="Received: path='rates.txt'"):
-        LayerMap.from_names(names_of()).plot("rates.txt", layerwise_decay=0.8)
+        layers.plot("rates.txt", layerwise_decay=0.8)
 
 
 def sgd(model):
