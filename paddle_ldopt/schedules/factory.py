@@ -174,6 +174,8 @@ class CurveSchedule(Schedule):
     def __init__(
         self, learning_rate: Positive, curve: Callable[[int], float], last_epoch: LastStep = -1, verbose: Bool = False
     ) -> None:
+        if not callable(curve):
+            raise refusal(TypeError, "`curve` must be callable.", curve=curve)
         self.curve = curve
         super().__init__(learning_rate, last_epoch, verbose)
 

@@ -223,7 +223,7 @@ def auto_static(cases):
         network.weight.set_value(0.1 * inputs[:6, :1] * outputs[:1])
         start = network.weight.numpy()
         network.weight = dist.shard_tensor(network.weight, mesh, [dist.Shard(0)])
-        cls, options = OPTIMIZERS.get(case, (Lamb, {}))
+        cls, options = OPTIMIZERS.get(case, (Lamb, {"learning_rate": 0.01}))
         parameters = network.parameters() if case in OPTIMIZERS else [{"params": network.parameters()}]
         optimizer = cls(parameters=parameters, **options)
         if static:
