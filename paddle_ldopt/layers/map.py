@@ -70,7 +70,8 @@ class LayerMap:
 
         Raises ValueError if no blocks are found or a rule is invalid. A warning lists the layers that are guesses.
         """
-        listed = [] if isinstance(names, str) or not hasattr(names, "__iter__") else list(names)
+        no_names = isinstance(names, str) or not hasattr(names, "__iter__") or getattr(names, "shape", None) == ()
+        listed = [] if no_names else list(names)
         if not listed or not all(isinstance(name, str) for name in listed):
             raise refusal(TypeError, "`names` must be an iterable of strings, at least one.", names=names)
         return cls(find_layers(dict.fromkeys(listed), rules)[0])

@@ -57,8 +57,7 @@ class MeasuredModel:
             if not blocks:
                 problem = "Found no blocks in the forward pass, parts alike that follow one another: give `rules`."
                 raise refusal(NoBlocksError, problem, names=first_few(self.tree.names, 8))
-            # behind these blocks is the head
-            leaves, uses = self.measured.leaves, self.measured.uses
+            leaves, uses = self.measured.leaves, self.measured.uses  # behind these blocks is the head
             made = self.measured.collect({leaves[name]: 1 for name in blocks if name in leaves})
             behind = {name: any(made[node] for node in uses(name)) for name in leaves.keys() - blocks}
             self.layers = {name: Layer("", int(is_head), 0) for name, is_head in behind.items()}
