@@ -4,6 +4,7 @@ The safetensors library reads it. We write it: the library has no checksum, and 
 docs/checkpoints.md specifies the format.
 """
 
+import collections
 import functools
 import hashlib
 import json
@@ -102,7 +103,7 @@ def to_json(value: Any, where: str) -> Any:
     if isinstance(value, np.ndarray) and str(value.dtype) in _JSON_ARRAYS:
         values = [to_json(item, where) for item in value.reshape(-1).tolist()]
         return {"__array__": str(value.dtype), "shape": list(value.shape), "values": values}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, collections.deque)):
         return [to_json(item, where) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("__") for key in value):
         return {key: to_json(item, f"{where}[{shown(key)}]") for key, item in value.items()}

@@ -91,9 +91,8 @@ def _overridden(layers: dict[str, Layer], places: dict[str, int], numbered: set[
     kept = {layer.tower for name, layer in layers.items() if layer.is_block and places.get(name, 0) <= 0}
     depth = max((layer.depth for layer in layers.values() if layer.tower in kept), default=0)
     fixed = {*range(1, depth + 1), *(index for name, index in places.items() if index > 0 and name not in numbered)}
-    # numbers of templates are closed up, unless other blocks would move
     ranks = {index: rank for rank, index in enumerate(sorted({places[name] for name in numbered} | fixed), 1)}
-    if all(ranks[index] == index for index in fixed):
+    if all(ranks[index] == index for index in fixed):  # numbers are closed up, unless other blocks would move
         places.update({name: ranks[places[name]] for name in numbered})
     deepest = max([depth, *places.values()])
     if depth and not {*range(depth + 1, deepest + 1)} <= {*places.values()}:

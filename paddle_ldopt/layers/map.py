@@ -98,6 +98,8 @@ class LayerMap:
             raise refusal(ValueError, f"The model is one stage of a pipeline: {how}", model=type(model).__name__)
         model = unwrap_model(model)
         params = dict(model.named_parameters())
+        if not params:
+            raise refusal(ValueError, "`model` has no parameters to map.", model=type(model).__name__)
         layers, source = find_layers(params, rules, model, example)
         return cls(layers, params, source)
 

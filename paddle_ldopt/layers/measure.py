@@ -78,8 +78,7 @@ class Pass:
             if outputs := self._known(results):
                 self.calls.setdefault(path, []).append(Call(self._known(ends[:1]), self._known(ends), outputs))
         self.results = self._known(records[-1][2])  # of the whole pass
-        # structured name -> node, for the parameters that the pass used
-        self.leaves = {name: node for name, param in params.items() for node in self._known([param])}
+        self.leaves = {name: node for name, param in params.items() for node in self._known([param])}  # if used
 
     def _add(self, root: Any) -> None:
         """Number a node behind all nodes that it is computed from; models are too deep for recursion."""

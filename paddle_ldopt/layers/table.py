@@ -114,9 +114,8 @@ def _span(ends: Optional[Ends], form: str) -> str:
 
 
 def _share(count: Optional[int], total: int) -> str:
-    if count is None:
-        return "-"
-    return "no" if count == 0 else "yes" if count == total else f"{count} of {total}"
+    words = {None: "-", total: "yes", 0: "no"}
+    return words.get(count, f"{count} of {total}")
 
 
 def _count(elements: Optional[int]) -> str:

@@ -277,10 +277,11 @@ class Measured:
         return [tower for tower in towers if 2 * self.tree.weight_of_block(tower) > most]
 
     def _like_blocks(self, stacks: list[Tower]) -> list[Tower]:
-        """Return parts of the class of the blocks, but no lists, that are in no stack."""
+        """Return parts of the class of the blocks, but no lists, that are in no stack, stage or gap between blocks."""
         blocks = {path for stack in stacks for path in stack.paths}
         above = self._lists.union(path for block in blocks for path in ancestors(block))
-        found = [path for path in self.calls if path not in above and blocks.isdisjoint(ancestors(path))]
+        inside = blocks.union(path for stack in stacks for path, _, _ in stack.stages)
+        found = [path for path in self.calls if path not in above and inside.isdisjoint(ancestors(path))]
         return self._singles(path for path in found if any(self._alike(path, block) for block in blocks))
 
     def _singles(self, paths: Iterable[str]) -> list[Tower]:

@@ -288,10 +288,13 @@ class LayerwiseOptimizer(OneStep):
 
     # ---- for subclasses to override
 
-    def check_graph(self, params: list[Tensor]) -> None:
+    def refuse_groups(self) -> None:
         if not paddle.in_dynamic_mode() and self._number_of_groups:
             wrong = "A static graph ignores parameter groups: give a list of parameters."
             raise refusal(ValueError, wrong, groups=self._number_of_groups)
+
+    def check_graph(self, params: list[Tensor]) -> None:
+        self.refuse_groups()
         for param in () if paddle.in_dynamic_mode() else params:
             self.values_now(self.group_of(param))  # raises if they depend on the step
         if self._parameter_list is None and self.hook is not None:

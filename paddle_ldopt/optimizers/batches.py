@@ -154,7 +154,6 @@ class Batches:
         self._key: Any = None  # all that the division depends on
         self._units: list[tuple[Batch, list[int], Any]] = []  # (batch, rows, factor of the rate)
         self._used: list[Batch] = []
-        self._column = functools.lru_cache(1024)(_column)  # the parameters that have a gradient may alternate
 
     def prepared(self, optimizer: "LayerwiseOptimizer", rows: "Rows") -> Callable[[Optional[float]], None]:
         key = rows.params, list(map(_dtype, rows.grads)), *rows[2:4], len(rows.options), optimizer.batch_bytes
@@ -201,11 +200,12 @@ class Batches:
                         self._batches.pop(old).release(set(old) - set(names))
                     batch = self._batches[names] = Batch(optimizer, params)
                 if any(other != scale for other in scales):
-                    scale = self._column(tuple(map(float, scales)), len(shape), batch.dtype, str(param.place))
+                    scale = _column(tuple(map(float, scales)), len(shape), batch.dtype, str(param.place))
                 units.append((batch, part, scale))
         return units
 
 
+@functools.lru_cache(1024)  # the parameters that have a gradient may alternate
 def _column(numbers: tuple[float, ...], rank: int, dtype: Any, place: str) -> Tensor:
     return paddle.to_tensor(numbers, dtype, place.partition("(")[2][:-1]).reshape([len(numbers), *[1] * rank])
 

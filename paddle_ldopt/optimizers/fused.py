@@ -207,7 +207,7 @@ def read_structs(optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray
     values, bits = list[Values](), list[int]()  # of each setting
     for options in rows.options:
         eps = options["eps"] if "eps" in options else options["epsilon"]
-        eps = eps if isinstance(eps, tuple) else (eps,)
+        eps = eps if isinstance(eps, (tuple, list)) else (eps,)
         values.append({**options, "eps": (*eps, 0, 0)[:3], **optimizer.fused_values(options)})
         bits.append(kernels.RULE_FLAGS["factored"])
         for flag in values[-1].keys() & kernels.RULE_FLAGS.keys():

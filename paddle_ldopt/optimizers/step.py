@@ -115,7 +115,7 @@ class OneStep(LayerRates):
         check_gradient(self, param, grad)
         if not paddle.in_dynamic_mode():
             refuse_fused(self.fused)
-            self.check_graph([param])  # `dist.shard_optimizer` comes here directly
+            self.refuse_groups()  # `dist.shard_optimizer` comes here directly
             ratio = self.layerwise_ratio(param)
             frozen = (isinstance(ratio, float) and ratio == 0.0) or 0 in param.shape
             return None if frozen else self._append_to_graph(block, param_and_grad)

@@ -64,7 +64,10 @@ def checks_arguments(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{function.__qualname__}() {error}") from None
         arguments = {name: value for name, value in bound.arguments.items() if name in options}
         bound.arguments.update({name: options[name].checked(value, name) for name, value in arguments.items()})
         return function(*bound.args, **bound.kwargs)

@@ -12,7 +12,8 @@ import paddle
 from paddle.nn.functional import cross_entropy
 from paddlenlp.trainer import EarlyStoppingCallback, Trainer, TrainerCallback
 
-from paddle_ldopt.trainer import LayerLRCallback, LdoptTrainerMixin, StopOnSigterm
+from paddle_ldopt.schedules import ON_METRIC
+from paddle_ldopt.trainer import LayerLRCallback, LdoptTrainerMixin, ScheduleCallback, StopOnSigterm
 
 from . import command
 from .arguments import LOWER_IS_BETTER, NoteArguments, check_data, write_json
@@ -176,6 +177,8 @@ def fine_tune(trainer, score, parts, noted=None):
     title = f"{args.model} on {args.data}, {decay}, learning rate {args.learning_rate:g}"
     report = RunReport(args.output_dir, title, trainer.layer_map)
     check_data(args, parts)
+    if args.lr_scheduler_type.value not in ON_METRIC:  # known beforehand
+        trainer.add_callback(ScheduleCallback(f"{args.output_dir}/schedule.png", layers=trainer.layer_map))
     if args.load_best_model_at_end:
         trainer.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
     for callback in (report, LayerLRCallback(trainer.layer_map), noted_arguments, stop := StopWithCheckpoint()):

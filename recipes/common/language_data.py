@@ -55,7 +55,10 @@ def talks_of(names, table, source):
     talks = []
     for place, row in ((place, dict(zip(names, cells))) for place, cells in table):
         try:
-            turns = [(ROLES[t.get("from", t.get("role"))], t.get("value", t.get("content"))) for t in row[column] or ()]
+            turns = [
+                (ROLES[t.get("from", t.get("role"))], _text(t.get("value", t.get("content"))))
+                for t in row[column] or ()
+            ]
         except (KeyError, AttributeError, TypeError) as cause:
             problem = f"{place} has no turns with `from` and `value`, or `role` and `content` ({cause})."
             raise error(problem, source=source, roles=sorted(ROLES)) from cause
@@ -63,6 +66,13 @@ def talks_of(names, table, source):
             turns = [("system", row["system"]), *turns]
         talks.append((place, tuple(turns) if all(isinstance(text, str) for _, text in turns) else ()))
     return talks
+
+
+def _text(content):
+    """Return the content of a turn, of which OpenAI's may be a list of parts; images are refused."""
+    if not isinstance(content, list):
+        return content
+    return "".join(part["value" if part.get("type") == "text" and "value" in part else "text"] for part in content)
 
 
 def until_question(turns):

@@ -311,6 +311,29 @@ def test_halves_of_blocks_in_turns():
     check(model, VECTORS, {"fc": 0, "layers": (3, 2), "proj": 4})
 
 
+def test_a_part_of_a_stage_that_holds_a_block_is_no_stack():
+    class Wrapped(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = Block()
+
+        def forward(self, x):
+            return self.inner(x)
+
+    class Stage(nn.Layer):
+        def __init__(self, count):
+            super().__init__()
+            self.down, self.blocks = Wrapped(), blocks(count)
+
+        def forward(self, x):
+            return through(self.blocks, self.down(x))
+
+    run = lambda self, x: self.fc(through(self.stages, self.proj(x)))  # noqa: E731
+    stages = nn.LayerList([Stage(count) for count in (2, 3, 4)])
+    layers, _ = places(Net(run, fc=nn.Linear(D, 2), stages=stages, proj=nn.Linear(D, D)), VECTORS, True)
+    assert layers.towers == {"stages": 9} and {layers.layer_of(name).index for name in layers.names} == {*range(11)}
+
+
 def test_adapters_between_blocks_are_no_blocks():
     def run(self, x):
         for i, block in enumerate(self.encoder.layers):
