@@ -87,15 +87,16 @@ class ScheduleCallback(Callback):
     Args:
         path: the picture (.png, .svg, .pdf); the CSV is beside it, as of `write_schedule`.
         layers: by default the optimizer's, or the model's.
+        verbose: whether to print it.
 
     Raises:
         ValueError: another file type. In `train`: a schedule without a formula, such as a `WarmUp` or one on a metric;
             an optimizer or group ("lr") with its own rate.
     """
 
-    def __init__(self, path: Union[str, os.PathLike[str]], layers: Optional[LayerMap] = None):
+    def __init__(self, path: Union[str, os.PathLike[str]], layers: Optional[LayerMap] = None, verbose: bool = True):
         check_picture(path)
-        self.path, self.layers = os.fspath(path), layers
+        self.path, self.layers, self.verbose = os.fspath(path), layers, verbose
 
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         lr_scheduler, interface = kwargs.get("lr_scheduler"), layerwise_interface(optimizer)
@@ -123,7 +124,8 @@ class ScheduleCallback(Callback):
         plot_schedule(self.path, len(rates), series)
         table = os.path.splitext(self.path)[0] + ".csv"
         write_schedule(table, len(rates), series)
-        print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(len(rates), series)}")
+        if self.verbose:
+            print(f"learning rates by step, also in {self.path} and {table}:\n{text_plot(len(rates), series)}")
 
 
 class GradualUnfreezeCallback(Callback):

@@ -178,7 +178,7 @@ def fine_tune(trainer, score, parts, noted=None):
     report = RunReport(args.output_dir, title, trainer.layer_map)
     check_data(args, parts)
     if args.lr_scheduler_type.value not in ON_METRIC:  # known beforehand
-        trainer.add_callback(ScheduleCallback(f"{args.output_dir}/schedule.png", layers=trainer.layer_map))
+        trainer.add_callback(ScheduleCallback(f"{args.output_dir}/schedule.png", trainer.layer_map, verbose=False))
     if args.load_best_model_at_end:
         trainer.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
     for callback in (report, LayerLRCallback(trainer.layer_map), noted_arguments, stop := StopWithCheckpoint()):

@@ -55,10 +55,7 @@ def talks_of(names, table, source):
     talks = []
     for place, row in ((place, dict(zip(names, cells))) for place, cells in table):
         try:
-            turns = [
-                (ROLES[t.get("from", t.get("role"))], _text(t.get("value", t.get("content"))))
-                for t in row[column] or ()
-            ]
+            turns = list(map(_turn, row[column] or ()))
         except (KeyError, AttributeError, TypeError) as cause:
             problem = f"{place} has no turns with `from` and `value`, or `role` and `content` ({cause})."
             raise error(problem, source=source, roles=sorted(ROLES)) from cause
@@ -68,11 +65,12 @@ def talks_of(names, table, source):
     return talks
 
 
-def _text(content):
-    """Return the content of a turn, of which OpenAI's may be a list of parts; images are refused."""
-    if not isinstance(content, list):
-        return content
-    return "".join(part["value" if part.get("type") == "text" and "value" in part else "text"] for part in content)
+def _turn(turn):
+    """Return role and text, which OpenAI's may give as a list of parts; images are refused."""
+    text = turn.get("value", turn.get("content"))
+    if isinstance(text, list):
+        text = "".join(part["value" if part.get("type") == "text" and "value" in part else "text"] for part in text)
+    return ROLES[turn.get("from", turn.get("role"))], text
 
 
 def until_question(turns):

@@ -146,6 +146,7 @@ MESSAGES = [
     {"role": "user", "content": "问"},
     {"role": "assistant", "content": "答"},
 ]
+PARTS = [{"role": r, "content": [{"type": "text", "value": t}]} for r, t in (("user", "问"), ("assistant", "答"))]
 
 
 def pairs_of(source, **options):
@@ -160,9 +161,10 @@ def pairs_of(source, **options):
         (ALPACA, [(("user", "翻译\n你好"), ("assistant", "hello")), (("user", "问"), ("assistant", "答"))]),
         ([{"conversations": TALK}], [(("user", "问"), ("assistant", "答"), ("user", "再问"))]),
         ([{"messages": MESSAGES}], [(("system", "s"), ("user", "问"), ("assistant", "答"))]),
+        ([{"messages": PARTS}], [(("user", "问"), ("assistant", "答"))]),
         ([{"prompt": "问", "response": "答"}], [(("user", "问"), ("assistant", "答"))]),
     ],
-    ids=["alpaca", "sharegpt", "openai", "pairs"],
+    ids=["alpaca", "sharegpt", "openai", "parts of LLaMA-Factory", "pairs"],
 )
 def test_conversations_are_read(tmp_path, records, found):
     for split in ("train", "dev", "test"):
@@ -177,15 +179,17 @@ def test_conversations_without_text_are_dropped_and_counted(tmp_path):
 
     asked, answer = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "a"}
     talks = [{"messages": [{**asked, "content": f"ask {i}"}, answer]} for i in range(60)]
-    found = load([*talks, {"messages": None, "tools": "[]"}])
-    told = "Rows dropped: 1 without an answer; scores cover 60 of 61 rows. Columns not read: tools."
+    parts = {"role": "user", "content": [{"type": "text", "text": "again"}] * 2}
+    found = load([*talks, {"messages": None, "tools": "[]"}, {"messages": [parts, answer]}])
+    told = "Rows dropped: 1 without an answer; scores cover 61 of 62 rows. Columns not read: tools."
     assert told in found.description
+    assert (("user", "againagain"), ("assistant", "a")) in [*found.train, *found.validation, *found.test]
     with pytest.raises(ValueError, match="Row 1 has no answer; Row 2 .*; Row 3 .*; 9 of 9 rows are wrong"):
         load([{"messages": [asked]}] * 9)
     with pytest.raises(ValueError, match="Row 61 has no answer; .*; 4 of 64 rows are wrong"):
         load([*talks, *[{"messages": [asked]}] * 4])
     parts = {"role": "user", "content": [{"type": "image_url", "image_url": "a.png"}]}
-    with pytest.raises(ValueError, match="Row 1 has no answer; 1 of 1 rows are wrong"):
+    with pytest.raises(ValueError, match=r"Row 1 has no turns with .*\('text'\)"):
         load([{"messages": [parts, answer]}])
 
 
