@@ -42,7 +42,6 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
 
     recipe: ClassVar[str] = "recipe"
     metrics: ClassVar[tuple] = ("accuracy", "loss")
-
     output_dir: Optional[str] = option(None, "folder of the run; runs/<recipe>-<time> by default")
     resume_from_checkpoint: Optional[str] = option(None, "folder of the run to resume, or a checkpoint in it")
     learning_rate: float = option(3e-4, "peak learning rate, the mean over the blocks of the model")

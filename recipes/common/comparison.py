@@ -190,12 +190,8 @@ def scores_of(runs, split, rate, decay):
 def best_rate(runs, rates, decay):
     """Return the learning rate with the best mean validation score; a rate at which a run diverged is the worst."""
     sign = -1 if any(run.get("metric") in LOWER_IS_BETTER for run in runs) else 1
-
-    def mean(rate):
-        found = sign * statistics.mean(scores_of(runs, "validation", rate, decay))
-        return found if math.isfinite(found) else -math.inf
-
-    return max(rates, key=mean)
+    means = {rate: sign * statistics.mean(scores_of(runs, "validation", rate, decay)) for rate in rates}
+    return max(rates, key=lambda rate: means[rate] if math.isfinite(means[rate]) else -math.inf)
 
 
 def spread(values):

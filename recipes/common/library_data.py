@@ -108,6 +108,7 @@ def written_dates():
 
 
 def docstring_texts():
-    texts = [_sentence(docstring) for _, _, docstring in functions()]
-    kept = [text for text in texts if 8 <= len(text.split()) <= 16]
-    return deal(kept[:1900], str, source_of("First sentences of docstrings"))
+    texts = (_sentence(docstring) for _, _, docstring in functions())
+    return deal(
+        [text for text in texts if 8 <= len(text.split()) <= 16][:1900], str, source_of("First sentences of docstrings")
+    )

@@ -1,7 +1,4 @@
-"""The first import of a recipe: wrong arguments are refused before the import of Paddle, which takes seconds.
-
-It reads the names of the arguments from the sources, without importing them.
-"""
+"""The first import of a recipe: wrong arguments, told by the sources, are refused before Paddle's slow import."""
 
 import argparse
 import ast
