@@ -269,8 +269,7 @@ def run(argv):
     args = parse(argv, Arguments)
     parts = load_images(args.data)
     trainer, names = build(args, parts)
-    noted = {"classes": names, "size": trainer.size}
-    fine_tune(trainer, classification.majority_score(parts.test), parts, noted)
+    fine_tune(trainer, classification.majority_score(parts.test), parts, {"classes": names, "size": trainer.size})
 
 
 main = entry_point(run)

@@ -85,8 +85,7 @@ def build(args, parts):
     tokenizer = None if vocabulary == VOCABULARY else load_tokenizer(args.model)
     tokens = by_bytes if tokenizer is None else by_tokenizer(tokenizer)
     if args.lora_rank:
-        config = LoRAConfig(target_modules=ADAPTED, r=args.lora_rank, lora_alpha=2 * args.lora_rank)
-        model = LoRAModel(model, config)
+        model = LoRAModel(model, LoRAConfig(target_modules=ADAPTED, r=args.lora_rank, lora_alpha=2 * args.lora_rank))
     count = lambda row: sum(len(ids) for ids, _ in tokens(row)) - 1  # noqa: E731
     set_length(args, parts.train, count, longest(model, tokenizer))
     data = parts.each(lambda rows: Answers(rows, args.max_length, tokens))

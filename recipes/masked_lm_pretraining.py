@@ -57,8 +57,7 @@ class Rows(Encoded):
         room = max_length - tokenizer.num_special_tokens_to_add()
         for text in texts:
             ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            left = sum(token not in special for token in ids)
-            self.count(1, 0, left)
+            self.count(1, 0, sum(token not in special for token in ids))
             self.also["texts in several rows"] += len(ids) > room
             for part in (ids[at : at + room] for at in range(0, len(ids), room)):
                 if not special.issuperset(part):

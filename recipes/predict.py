@@ -40,7 +40,7 @@ def read_inputs(args, expected, notes):
             raise error("This model reads pairs: give an even number of texts.", inputs=args.inputs)
         notes.rows = len(args.inputs) // width
         return zip(*[iter(args.inputs)] * width)
-    if not path.is_file():
+    if not path.exists() or path.is_dir():  # it may be a pipe
         problem = "The input file does not exist or is a folder; give images as arguments, such as `FOLDER/*.png`."
         raise error(problem, input=path)
     if path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".txt":

@@ -149,8 +149,7 @@ def run(argv):
     first = best_lead(parts.train)
     leads = [" ".join(words(source)[:first]) for source, _ in parts.test]
     baseline = rouge(leads, [target for _, target in parts.test])["rouge_1"]
-    trainer = build(args, parts)
-    fine_tune(trainer, Score("rouge_1", f"the first {first} words", baseline), parts)
+    fine_tune(build(args, parts), Score("rouge_1", f"the first {first} words", baseline), parts)
 
 
 main = entry_point(run)

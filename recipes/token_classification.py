@@ -212,8 +212,7 @@ def run(argv):
     characters = all(len(word) == 1 for word in words)
     chinese = [len(word) == 1 for word in words if re.match(f"[{CJK}]", word)]
     single = sum(chinese) > 0.9 * len(chinese) and not characters  # beside words such as 2010
-    noted = {"characters": characters, "texts": parts.notes.texts or single}
-    fine_tune(build(args, parts), score, parts, noted)
+    fine_tune(build(args, parts), score, parts, {"characters": characters, "texts": parts.notes.texts or single})
 
 
 main = entry_point(run)

@@ -38,7 +38,12 @@ def load_pairs(options, own, conversations=False):
         found = [tuple(map(_written, row)) for row in rows_of_columns(names, table, wanted, source, notes)]
         return [(("user", a), ("assistant", b)) for a, b in found] if conversations else found
 
-    return load_tables(options, given, rows, own=own, key=lambda row: row[0] if isinstance(row[0], str) else row[0][1])
+    return load_tables(options, given, rows, own=own, key=_asked)
+
+
+def _asked(row):
+    """Return a row's source, or a conversation's first question: a system prompt may be that of all rows."""
+    return row[0] if isinstance(row[0], str) else next((text for role, text in row if role == "user"), row[0][1])
 
 
 def _written(cell):

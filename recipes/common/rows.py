@@ -31,7 +31,7 @@ class Parts:
         for split, rows in self.each(list).items():
             if not rows:
                 problem = f"No rows are left for {split}: give more rows, or this split."
-                raise error(problem, source=self.source, dropped=dict(+self.notes.dropped))  # those that are not 0
+                raise error(problem, source=self.source, dropped=dict(+self.notes.dropped) or "none")  # those not 0
 
     def each(self, function):
         return {split: function(getattr(self, split)) for split in STEMS}
@@ -132,10 +132,9 @@ def rows_of_columns(names, table, wanted, source, notes, others=()):
     """Return the wanted cells of each row that has them; without usual names, columns are in the order of `wanted`."""
     if not table:
         raise error("The file has no rows.", source=source)
-    columns = {}
+    columns, in_order = {}, len(names) == len(wanted) and (len(names) < 3 or names[0] == "0")  # names are positions
     for place, (option, column) in enumerate(wanted.items()):
-        known = (*others, str(place)) if len(names) == len(wanted) else others
-        columns[option] = column_of(names, option, column, source, known)
+        columns[option] = column_of(names, option, column, source, (*others, str(place)) if in_order else others)
     if len(set(columns.values())) < len(columns):
         raise error(f"These must be different columns of {names}.", source=source, **wanted)
     wrong = [f"{at} must have {len(names)} columns, not {len(row)}" for at, row in table if len(row) != len(names)]

@@ -100,8 +100,7 @@ def check(script, argv):
         check(Path(script).with_name(f"{recipe}.py"), argv)
         if ours := [name for name in OF_SWEEP if name in dict(given_in(argv))]:
             instead = "give `learning_rates`, `decays`, `seeds`, `first_seed` or the sweep's own `output_dir`"
-            problem = f"The sweep sets {' and '.join(ours)} of each run: {instead}."
-            raise error(problem, arguments=first["arguments"])
+            raise error(f"The sweep sets {' and '.join(ours)} of each run: {instead}.", arguments=first["arguments"])
 
 
 def _is_on(name, given):
@@ -132,7 +131,7 @@ def with_config(argv):
         return argv
     try:
         settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as cause:
+    except (yaml.YAMLError, UnicodeDecodeError) as cause:
         raise error(f"This is not a YAML file: {' '.join(str(cause).split())}.", config=path) from cause
     if not isinstance(settings, dict):
         raise error("A config must hold `name: value` lines.", config=path)
@@ -225,6 +224,8 @@ def entry_point(run):
     """Return `main(argv=None)`, which runs a command line; errors in its input are one line."""
 
     def main(argv=None):
+        for number in (signal.SIGINT, signal.SIGTERM) if SCRIPT.parent == RECIPES else ():
+            signal.signal(number, end_at_once)  # PaddleNLP's import resets it
         with errors_in_one_line():
             run(sys.argv[1:] if argv is None else argv)
 
@@ -240,8 +241,6 @@ def start():
         import paddle
 
         paddle.disable_signal_handler()  # on SIGTERM it prints a traceback of C++
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, end_at_once)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 

@@ -100,8 +100,7 @@ def _rows(wanted, names, table, source, notes):
         if not labelled:
             return []
         table = labelled
-    wanted = _with_pair(names, table, wanted)
-    found = rows_of_columns(names, table, wanted, source, notes)
+    found = rows_of_columns(names, table, _with_pair(names, table, wanted), source, notes)
     if found and len(found[0]) != len(notes.columns):
         raise error(f"All splits need the columns of the training rows: {notes.columns}.", source=source, has=names)
     if wrong := [row for row in found if not all(isinstance(text, str) for text in row[:-1])]:

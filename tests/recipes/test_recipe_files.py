@@ -193,6 +193,21 @@ def test_conversations_without_text_are_dropped_and_counted(tmp_path):
         load([{"messages": [parts, answer]}])
 
 
+def test_one_system_prompt_of_all_conversations_leaves_rows_in_every_split(tmp_path):
+    talk = [{"role": "system", "content": "Be kind."}, *MESSAGES[1:]]
+    talks = [{"messages": [talk[0], {**talk[1], "content": f"ask {i}"}, talk[2]]} for i in range(90)]
+    (tmp_path / "a.json").write_text(json.dumps(talks))
+    found = pairs_of(tmp_path / "a.json", conversations=True)
+    assert min(map(len, (found.train, found.validation, found.test))) > 5
+
+
+def test_a_named_third_column_is_no_label(tmp_path):
+    rows = [{"sentence1": f"one {i}", "sentence2": f"two {i}", "idx": i} for i in range(30)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match="Name the column with `label_column`"):
+        load_splits(tmp_path / "a.jsonl")
+
+
 def test_conversations_are_no_sources_and_targets(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([{"conversations": TALK, "tools": "[]"}] * 30))
     with pytest.raises(ValueError, match="A text is a list; language_model_sft.py alone reads conversations"):
