@@ -77,31 +77,28 @@ class Plan:
             seen.add(address)
             if why is not None:
                 self.refused[row] = why
-        self._state, self.dtypes = self._state_now(), list(map(_dtype, params))
+        self.dtypes = list(map(_dtype, params))
         shapes = {tuple(p.shape): EagerParamBase(p.shape, "float32", name="form") for p in params}  # no memory
         self._shapes = [shapes[tuple(param.shape)] for param in params]
-        self._facts = self._facts_now()
+        self._tensors, self._facts = self._now()
 
-    def _state_now(self) -> list[Any]:
-        tensors: list[Tensor] = []
+    def _now(self) -> tuple[list[Tensor], list[Any]]:
+        """Return the parameters with their state, and the facts about these tensors that a change would change."""
+        tensors, facts = list(self.params), list[Any]()
         for by_name in (*self.optimizer._accumulators.values(), self.optimizer._master_weights):
             tensors += by_name.values()
-        return tensors
-
-    def _facts_now(self) -> list[Any]:
-        tensors, facts = self.params + self._state, list[Any]()
         for begin in range(0, len(tensors), 256):  # few enough to stay in the processor's cache
             part, shapes = tensors[begin : begin + 256], self._shapes[begin : begin + 256]
             facts += map(Tensor.data_ptr, part)
             facts += map(Tensor.is_contiguous, part)
             facts += map(_dtype, part[: len(shapes)])
             facts += map(Tensor.is_same_shape, part, shapes)
-        return facts
+        return tensors, facts
 
     def is_valid(self) -> bool:
-        state = self._state_now()
-        same = len(state) == len(self._state) and all(map(operator.is_, state, self._state))
-        return same and self._facts_now() == self._facts
+        tensors, facts = self._now()
+        same = len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))
+        return same and facts == self._facts
 
     def _fill(self, struct: Any, param: Tensor) -> Optional[str]:
         """Fill in the struct of a parameter, or return why the library cannot update it."""

@@ -312,24 +312,12 @@ def test_halves_of_blocks_in_turns():
 
 
 def test_a_part_of_a_stage_that_holds_a_block_is_no_stack():
-    class Wrapped(nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.inner = Block()
-
-        def forward(self, x):
-            return self.inner(x)
-
-    class Stage(nn.Layer):
-        def __init__(self, count):
-            super().__init__()
-            self.down, self.blocks = Wrapped(), blocks(count)
-
-        def forward(self, x):
-            return through(self.blocks, self.down(x))
+    def stage(count):
+        down = Net(lambda self, x: self.inner(x), inner=Block())
+        return Net(lambda self, x: through(self.blocks, self.down(x)), down=down, blocks=blocks(count))
 
     run = lambda self, x: self.fc(through(self.stages, self.proj(x)))  # noqa: E731
-    stages = nn.LayerList([Stage(count) for count in (2, 3, 4)])
+    stages = nn.LayerList(list(map(stage, (2, 3, 4))))
     layers, _ = places(Net(run, fc=nn.Linear(D, 2), stages=stages, proj=nn.Linear(D, D)), VECTORS, True)
     assert layers.towers == {"stages": 9} and {layers.layer_of(name).index for name in layers.names} == {*range(11)}
 
