@@ -33,7 +33,7 @@ def together(act: Callable[[], Any]) -> tuple[Any, list[Any]]:
     except Exception as error:
         problem = error
         try:
-            pickle.dumps(error)
+            pickle.loads(pickle.dumps(error))
         except Exception:
             problem = RuntimeError(f"{type(error).__name__}: {error}")
     outcomes = gathered((problem, message))

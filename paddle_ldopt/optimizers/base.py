@@ -146,7 +146,8 @@ class LayerwiseOptimizer(OneStep):
             other.hook = lambda param: hook(originals.get(param.name, param))
         decays = self._apply_decay_param_fun
         if decays is not None:
-            other._apply_decay_param_fun = functools.partial(_compat.asked_before_copy, decays)
+            names = {name: param.name for name, param in originals.items()}
+            other._apply_decay_param_fun = functools.partial(_ask_of_original, decays, names)
         return other
 
     # ---- options
@@ -342,3 +343,8 @@ class LayerwiseOptimizer(OneStep):
         if self.counts_together:
             self.taken = taken
         return taken
+
+
+def _ask_of_original(ask: Any, originals: dict[str, str], name: str) -> Any:
+    """Ask a function about the copied parameter; unlike a lambda, a partial of this can be pickled."""
+    return ask(originals.get(name, name))

@@ -279,7 +279,7 @@ class PipelineWithLossScale:
                 message = "This step advances the schedule: do not call its `step`; load its state before this one's."
                 raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=self._epochs[schedule])
             if self._gradients.moving:
-                raise RuntimeError("The last update failed in this process alone: load the last checkpoint in all.")
+                raise RuntimeError("The last update failed in one process alone: load the last checkpoint in all.")
             self._micro_batches.check(inputs)
         self._gradients.check_trained()
         try:

@@ -345,6 +345,21 @@ def failing_update():
         return type(error).__name__, all(same)
 
 
+def failing_update_of_paddle():
+    """Return the errors of two steps with Paddle's AdamW, whose update fails in process 1 alone, before it moves."""
+    network, errors = sometimes(), []
+    inner = paddle.optimizer.AdamW(0.1, parameters=network.parameters())
+    step = ldopt.PipelineWithLossScale(fleet.distributed_model(network), fleet.distributed_optimizer(inner))
+    if paddle.distributed.get_rank() == 1:
+        inner._create_accumulators = None
+    for _ in range(2):
+        try:
+            step(paddle.ones([4, 3]), paddle.zeros([4], "int64"))
+        except Exception as error:
+            errors.append(str(error))
+    return errors
+
+
 def data_parallel():
     start_fleet(dp=2)
     rank, found = paddle.distributed.get_rank(), {}
@@ -395,7 +410,7 @@ def data_parallel():
 
     hcg = start_fleet(dp=2)
     found["experts"] = [experts(use) for use in ("step", "accumulator")]
-    found["update"] = failing_update()
+    found["update"], found["update of Paddle"] = failing_update(), failing_update_of_paddle()
     decays = {"weight_decay": [0.1, 0.5][rank]}
     says = "weight_decay=0.1 in process 0 and 0.5 in process 1"
     found["options"] = refused(lambda: made("fleet", optimizer=decays), says)
@@ -421,3 +436,4 @@ def test_data_parallel():
     for rank, found in enumerate(results):
         np.testing.assert_allclose(found["experts"], [[1.5, rank + 1.0]] * 2, rtol=1e-6)
         assert found["update"] == ("ValueError" if rank else "RuntimeError", True)
+        assert "failed in one process alone" in found["update of Paddle"][1]

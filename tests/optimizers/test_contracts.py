@@ -309,10 +309,11 @@ def test_deep_copies_of_an_optimizer_and_of_its_state_go_on_as_the_original(name
     if half:
         model.to(dtype="bfloat16")
     ratios = {model.weight.name: 0.25, model.bias.name: 0.5}
+    of_name = lambda param: ratios[param.name]  # noqa: E731
 
     def build():
-        hook = {"set_param_lr_fun": lambda param: ratios[param.name]}
-        return make(name, model.parameters(), fused=fused, multi_precision=half, **hook)
+        decays = {"apply_decay_param_fun": lambda name: name != model.bias.name, "set_param_lr_fun": of_name}
+        return make(name, model.parameters(), fused=fused, multi_precision=half, **decays)
 
     def steps(model, opt):
         for seed in range(3):

@@ -62,7 +62,7 @@ def test_an_update_that_fails_in_one_process_alone(monkeypatch):
         with pytest.raises(KeyError, match="no memory"):
             step(*inputs)
     agreed.clear()
-    with pytest.raises(RuntimeError, match="failed in this process alone: load the last checkpoint in all"):
+    with pytest.raises(RuntimeError, match="failed in one process alone: load the last checkpoint in all"):
         step(*inputs)
     assert agreed == [1], "the others raise, too"
     step.set_state_dict(step.state_dict())
