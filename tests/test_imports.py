@@ -159,8 +159,7 @@ def test_a_missing_paddle_is_a_clear_error():
 
 @pytest.mark.parametrize("name", [name for name in OURS if name != "paddle_ldopt.__main__"])
 def test_doctests(name):
-    result = doctest.testmod(importlib.import_module(name))
-    assert result.failed == 0
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 @pytest.mark.parametrize(

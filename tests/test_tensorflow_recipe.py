@@ -32,8 +32,7 @@ def test_trajectory_under_warm_up_is_the_references(options):
     rate = [0.01 * k / 4 if k < 4 else 0.01 * (0.1 + 0.9 * (1 - (min(k, 10) - 4) / 6) ** 2) for k in range(12)]
     given = {"clipnorm": options.get("adam_clipnorm"), "weight_decay_rate": options.get("weight_decay_rate", 0.0)}
     decayed = {n for n in arrays if "norm" not in n and "bias" not in n}
-    want = reference(arrays, grads, rate, decayed, **given)
-    near(got, want, rtol=1e-11, atol=1e-13)
+    near(got, reference(arrays, grads, rate, decayed, **given), rtol=1e-11, atol=1e-13)
 
 
 def reference(arrays, grads, rate, decayed, **given):
@@ -126,8 +125,7 @@ def test_layerwise_decay_of_a_model():
     model = net()
     optimizer = decaying(layerwise_decay=0.5, model=model)
     ratios = {n: optimizer.layerwise_ratio(p) for n, p in model.named_parameters()}
-    want = LayerMap.from_model(model).ratios(0.5)
-    assert ratios == want
+    assert ratios == LayerMap.from_model(model).ratios(0.5)
     assert ratios["layers.0.q_proj.weight"] == 0.125 and ratios["classifier.weight"] == 1.0
 
 

@@ -225,8 +225,7 @@ def test_lora_plus_multiplies_the_ratio(name):
             seen.add(plus)
             assert rate == pytest.approx(0.25 * 0.5 ** (LAYERS - block) * plus, rel=1e-6), structured
     assert seen == {1.0, 16.0}
-    layers = LayerMap.from_model(model)
-    assert layers.table(optimizer=opt).rows[-2].ratio == pytest.approx((0.5, 8.0))
+    assert LayerMap.from_model(model).table(optimizer=opt).rows[-2].ratio == pytest.approx((0.5, 8.0))
     adapters = ldopt.create(name, model, layerwise_decay=0.5, learning_rate=0.25, rules={"lora_": "head"})
     trained = [p for p in model.parameters() if not p.stop_gradient]
     assert {round(applied_rates(adapters)[p.name], 6) for p in trained} == {0.25, 4.0}

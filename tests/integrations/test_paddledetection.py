@@ -110,8 +110,7 @@ def test_the_trainer_gives_each_layer_its_rate(trainer):
 def test_a_resumed_trainer_goes_on_exactly(trainer, tmp_path):
     straight = trainer(epoch=2)
     straight.train()
-    first = trainer(epoch=1)
-    first.train()
+    trainer(epoch=1).train()
     resumed = trainer(epoch=2)
     resumed.resume_weights(str(tmp_path / "config" / "model_final"))
     assert resumed.start_epoch == 1

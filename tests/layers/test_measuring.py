@@ -81,8 +81,7 @@ def random_models(draw):
         second = x if second is None else second
         return {"main": x, "side": [self.side_z(second)]}
 
-    order = draw(st.permutations(list(parts)))
-    return Net(run, **{name: parts[name] for name in order}), above
+    return Net(run, **{name: parts[name] for name in draw(st.permutations(list(parts)))}), above
 
 
 @given(random_models())

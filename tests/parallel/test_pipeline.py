@@ -181,8 +181,7 @@ def test_a_schedule_that_takes_a_metric_is_left_to_the_caller():
     schedule = paddle.optimizer.lr.ReduceOnPlateau(0.1)
     step = ldopt.PipelineWithLossScale(network, paddle.optimizer.SGD(schedule, network.parameters()))
     for i in range(3):
-        output = step(*cases.tensors(cases.batch(i)))
-        schedule.step(output.loss)
+        schedule.step(step(*cases.tensors(cases.batch(i))).loss)
     assert schedule.last_epoch == 3
 
 

@@ -169,8 +169,7 @@ def test_values_that_are_not_finite_are_gaps_and_are_counted(tmp_path, figures):
 def test_further_tables_and_the_settings_that_differ_are_shown(tmp_path):
     made, _ = begun(tmp_path)
     tables = {f"By class {HOSTILE[:8]}": (("class", "F1"), [("a", 0.5), (HOSTILE[:8], 1)])}
-    settings = {"seed": 7, "optim": "lamb"}
-    page = Page(made.write({"score": 1, "classes": {}}, settings, tables=tables))
+    page = Page(made.write({"score": 1, "classes": {}}, {"seed": 7, "optim": "lamb"}, tables=tables))
     assert page.tables[1] == [["score", "1"]], "not what has a table of its own"
     assert page.tables[2] == [["class", "F1"], ["a", "0.5"], ["<script>", "1"]]
     assert [["seed", "7"], ["optim", "lamb"]] in page.tables

@@ -170,8 +170,7 @@ def test_a_disk_that_is_full_costs_no_more_than_one_save(small_disk, whole, part
     last = last_checkpoint(folder)
     assert last is not None and 2 <= int(last.rpartition("-")[2]) <= 6
     subprocess.run(["mount", "-o", f"remount,size={size + 8 * one}", folder], check=True)
-    resumed = run(folder, resume=True)
-    assert common.same(common.weights(resumed.model), whole[1])
+    assert common.same(common.weights(run(folder, resume=True).model), whole[1])
     assert not list(folder.glob("*/*.partial"))
 
 

@@ -60,8 +60,7 @@ def test_shards_of_a_flattened_parameter(name):
     weights = model.sharded_state_dict()
     elements = [key for key, state in opt.states_of(model.vector).items() if state.per == "element"]
     for state in elements:  # what sharding makes of a slice: flat, and padded
-        padded = paddle.arange(4, dtype="float32")
-        opt._accumulators[state][model.vector.name] = padded
+        opt._accumulators[state][model.vector.name] = paddle.arange(4, dtype="float32")
     found = opt.sharded_state_dict(weights, {model.vector.name: (2, 5)})
     assert {key.partition(".")[0] for key in found} == {"vector"}, "of the matrix there is nothing here"
     for state in elements:
