@@ -99,8 +99,7 @@ def split_folders(path):
 
 def load_images(source):
     def key(row):
-        content = row[0].read_bytes() if isinstance(row[0], Path) else row[0].tobytes()
-        return hashlib.sha256(content).hexdigest()
+        return hashlib.sha256(row[0].read_bytes() if isinstance(row[0], Path) else row[0].tobytes()).hexdigest()
 
     def few_digits():
         parts = digits(range(5, 10))

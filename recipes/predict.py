@@ -144,8 +144,9 @@ def say(argv):
                 yield row
 
     encoding = "utf-8" if path and path.suffix.lower() == ".jsonl" else "utf-8-sig"  # Excel needs the mark
+    first = list(itertools.islice(rows := predictions(), 1))  # an error leaves an earlier output as it is
     with open(path, "w", encoding=encoding, newline="") if path else contextlib.nullcontext(sys.stdout) as out:
-        write(predictions(), path, out)
+        write(itertools.chain(first, rows), path, out)
     if left := sum(notes.dropped.values()):
         why = ", ".join(f"{count} {reason}" for reason, count in notes.dropped.items() if count)
         print(f"scores cover {notes.rows - left} of {notes.rows} inputs: {why}.", file=sys.stderr)

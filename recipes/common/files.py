@@ -27,9 +27,9 @@ USUAL_NAMES = {
     "label_column": ("label", "labels", "class", "category", "intent", "sentiment", "score")
     + ("标签", "类别", "分类", "意图", "情感", "分数"),
     "source_field": ("source", "prompt", "instruction", "question", "article", "document", "text", "input", "content")
-    + ("问题", "原文", "正文", "上联"),
+    + ("问题", "原文", "正文", "上联", "古文", "文言文"),
     "target_field": ("target", "response", "output", "answer", "summary", "title", "completion", "completions")
-    + ("答案", "回答", "摘要", "标题", "下联"),
+    + ("答案", "回答", "摘要", "标题", "下联", "现代文", "白话文"),
 }
 TAG_FIELDS = ("ner_tags", "tags", "labels", "label", "pos_tags")
 SHOWN = 3  # wrong rows in an error
@@ -55,7 +55,7 @@ class Notes:
     texts: bool = False  # whether tagged words are those of texts with spans
     spans: int = 0
     lost_spans: int = 0  # that overlap a longer one or have no word
-    unread: set = field(default_factory=set)  # columns of conversations that models need and recipes ignore
+    unread: set = field(default_factory=set)  # columns of conversations and prompts that recipes ignore
 
     def drop(self, dropped, rows, source):
         """Count the rows of a file and (place, what it lacks) of those dropped; refuse a file with many of these."""

@@ -9,6 +9,7 @@ IGNORED, VOCABULARY = -100, 256  # label of tokens without a loss; size of the v
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
 ROLES |= {"bot": "assistant", "observation": "user", "function_call": "assistant", "tool": "user"}
 ALPACA = "instruction + input"
+UNREAD = {"tools", "functions", "history", "images", "videos", "audios", "label", "kto_tag"}  # beside turns or texts
 
 
 def with_prompts(names, table):
@@ -27,13 +28,14 @@ def load_pairs(options, own, conversations=False):
     given = {"source_field": options.source_field, "target_field": options.target_field}
 
     def rows(names, table, source, notes, wanted=given):
+        notes.unread.update(set(names) & UNREAD if conversations else ())
         if {"instruction", "input", "output"} <= set(names) and options.source_field is None:
+            notes.unread.update(set(names) & {"system"})
             names, table = with_prompts(names, table)
             wanted = {"source_field": ALPACA, "target_field": options.target_field or "output"}
         if conversations and (talks := talks_of(names, table, source)):
             answered = lambda turns: any(role == "assistant" and text for role, text in turns)  # noqa: E731
             notes.drop([(place, "answer") for place, turns in talks if not answered(turns)], len(talks), source)
-            notes.unread.update(name for name in ("tools", "functions") if name in names)
             return [turns for _, turns in talks if answered(turns)]
         found = [tuple(map(_written, row)) for row in rows_of_columns(names, table, wanted, source, notes)]
         return [(("user", a), ("assistant", b)) for a, b in found] if conversations else found

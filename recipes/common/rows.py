@@ -119,7 +119,7 @@ def split_files(path, suffixes):
         return {"train": path}
     found, inside = {}, [file for file in sorted(path.iterdir()) if file.is_file() and file.suffix.lower() in suffixes]
     for split, stems in STEMS.items():
-        files = [file for file in inside if file.name.split(".")[0] in stems]  # also train.char.bmes
+        files = [file for file in inside if {file.name.split(".")[0], file.suffix[1:].lower()} & {*stems}]
         if len(files) > 1 or (split == "train" and not files):
             names = [file.name for file in files]
             raise error(f"The folder must have one {split} file ({', '.join(suffixes)}), not {names}.", source=path)

@@ -90,8 +90,7 @@ def check(script, argv):
             _check_value(name, value, known, choices)
     _check_machine(given, first)
     if "weights" in known and first.get("data", "digits") != "digits" and not {"model", RESUMED} & set(first):
-        problem = "Images of your own need a model, such as `--model resnet50`; `digits` is a toy for tests."
-        raise error(problem, data=first["data"], model=None)
+        raise error("Images of your own need a model, such as `--model resnet50`.", data=first["data"], model=None)
     if _is_on("compare", given) and (RESUMED in given or float(first.get("layerwise_lr_decay", 0)) == 1):
         problem = "`compare` needs a `layerwise_lr_decay` below 1; to go on, give its `output_dir` again."
         raise error(problem, **{name: first[name] for name in ("layerwise_lr_decay", RESUMED) if name in first})

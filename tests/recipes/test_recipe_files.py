@@ -180,8 +180,8 @@ def test_conversations_without_text_are_dropped_and_counted(tmp_path):
     asked, answer = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "a"}
     talks = [{"messages": [{**asked, "content": f"ask {i}"}, answer]} for i in range(60)]
     parts = {"role": "user", "content": [{"type": "text", "text": "again"}] * 2}
-    found = load([*talks, {"messages": None, "tools": "[]"}, {"messages": [parts, answer]}])
-    told = "Rows dropped: 1 without an answer; scores cover 61 of 62 rows. Columns not read: tools."
+    found = load([*talks, {"messages": None, "tools": "[]", "label": 1}, {"messages": [parts, answer]}])
+    told = "Rows dropped: 1 without an answer; scores cover 61 of 62 rows. Columns not read: label, tools."
     assert told in found.description
     assert (("user", "againagain"), ("assistant", "a")) in [*found.train, *found.validation, *found.test]
     with pytest.raises(ValueError, match="Row 1 has no answer; Row 2 .*; Row 3 .*; 9 of 9 rows are wrong"):
