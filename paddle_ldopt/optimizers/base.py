@@ -265,7 +265,7 @@ class LayerwiseOptimizer(OneStep):
             master.name = next((owner for owner in owners if owner.startswith(f"{name}_fp32_master_")), master.name)
 
     def forget(self) -> None:
-        """Forget what is known of the state; the next step reads it anew."""
+        """Discard plan, batches and count of steps; the next step reads the state anew."""
         self.plan, self.batches, self.taken, self.writes = None, Batches(), None, {}
 
     def forget_state(self) -> None:

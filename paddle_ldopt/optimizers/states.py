@@ -33,7 +33,7 @@ _COUNTS = re.compile(r"(?<=_fp32_master_)\d+|\d+$")
 
 
 class State(NamedTuple):
-    """One state of a parameter: per what it has a number, and its type."""
+    """One state of a parameter: a number per element, row, column or parameter, and its type."""
 
     per: str  # ELEMENT, ROW, COLUMN or SCALAR
     dtype: Optional[str] = None  # None: float32 (float64 for float64 parameters)
