@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import paddle
 import pytest
-from optimizer_cases import VARIANTS, every_optimizer, make, near, run_static, static_graph
+from optimizer_cases import VARIANTS, make, near, run_static, static_graph
 from toy_layers import Block, Embed, Whole
 
 import paddle_ldopt
@@ -105,7 +105,7 @@ def test_found_inf_of_a_static_program_skips_everything(name):
 
 
 @pytest.mark.representatives(count=1)
-@every_optimizer
+@pytest.mark.parametrize("name", STATIC)
 def test_a_second_loss_of_a_static_program_trains_the_same_parameters(name):
     with static_graph(), paddle.utils.unique_name.guard():
         layer, batch = paddle.nn.Linear(3, 2), paddle.static.data("batch", [4, 3])
