@@ -27,7 +27,6 @@ from .optimizers import (
     Came,
     Lamb,
     Muon,
-    OptimizerInfo,
     apply_layerwise_decay,
     list_optimizers,
     optimizer_class,
@@ -79,7 +78,7 @@ __all__ = [
     "Layer", "LayerDecay", "LayerMap", "decayed_parameter_names",
     # optimizers
     "Adafactor", "AdafactorSchedule", "AdamWDL", "AdamWeightDecay", "Came", "Lamb", "Muon",
-    "OptimizerInfo", "optimizer_class",
+    "optimizer_class",
     # for Paddle's optimizers, and PaddleNLP's hook
     "apply_layerwise_decay", "layerwise_lr_decay",
     # schedules

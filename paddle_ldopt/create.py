@@ -15,9 +15,9 @@ from ._compat import asked_before_copy, checked_model, is_sharded, name_dict_of,
 from .layers import LayerDecay, LayerMap, as_decay
 from .layers.find import Rules
 from .layers.measure import Example
-from .optimizers import LayerRates, OptimizerInfo, apply_layerwise_decay
+from .optimizers import LayerRates, apply_layerwise_decay
 from .optimizers.layer_rates import layerwise_lr_decay, warn_of_absolute_rates
-from .optimizers.options import REGISTRY, bool_option, checked_group
+from .optimizers.options import REGISTRY, OptimizerInfo, bool_option, checked_group
 from .rates import decayed_parameter_names
 
 OFF = LayerDecay(1.0)
@@ -148,6 +148,12 @@ def _class_options(info: OptimizerInfo, arguments: dict[str, Any]) -> dict[str, 
     return arguments
 
 
+def named_by_letters(noun: str, networks: Iterable[Any]) -> dict[str, Any]:
+    """Return "<noun>_a", "<noun>_b"... -> network: a number would be a block's."""
+    letters = [f"{first}{second}" for first in ("", *ascii_lowercase) for second in ascii_lowercase]
+    return {f"{noun}_{name}": network for name, network in zip(letters, networks)}
+
+
 def create(
     name: str,
     model: Union[paddle.nn.Layer, Mapping[str, paddle.nn.Layer], Sequence[paddle.nn.Layer]],
@@ -199,8 +205,7 @@ def create(
     if learning_rate is not None:
         arguments["learning_rate"] = learning_rate
     if isinstance(model, (list, tuple)):
-        letters = [f"{first}{second}" for first in ("", *ascii_lowercase) for second in ascii_lowercase]
-        model = {f"network_{name}": network for name, network in zip(letters, model)}  # a number would be a block's
+        model = named_by_letters("network", model)
     if isinstance(model, dict):
         if len({str(key) for key in model}) < len(model):
             raise refusal(ValueError, "Two networks of `model` have one name.", model=[*model])

@@ -9,7 +9,6 @@ import importlib
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from string import ascii_lowercase
 from types import SimpleNamespace
 from typing import Any, Optional
 
@@ -19,7 +18,7 @@ from ._checks import checked_bool, checked_number, problem, refusal, unknown, wr
 from ._compat import name_dict_of, parameters_of
 from ._files import YAML_EXPONENT
 from .checkpoint import layerwise_record, record_differences
-from .create import OFF, build_optimizer, included_names
+from .create import OFF, build_optimizer, included_names, named_by_letters
 from .layers.decay import OPTIONS as DECAY_OPTIONS
 from .layers.decay import LayerDecay
 from .optimizers.options import REGISTRY
@@ -215,8 +214,7 @@ class ClasComponent(Component):
     def __call__(self, model_list: Any) -> Any:
         if not model_list:
             raise refusal(ValueError, "`scope` must match a part of a dynamic model.", model_list=model_list)
-        parts = {f"part_{letter}": part for letter, part in zip(ascii_lowercase, model_list)}
-        model = model_list[0] if len(model_list) == 1 else paddle.nn.LayerDict(parts)
+        model = model_list[0] if len(model_list) == 1 else paddle.nn.LayerDict(named_by_letters("part", model_list))
         for part in model_list:  # the model, and a loss with parameters
             if self._filters and hasattr(part, "no_weight_decay"):
                 self.parts = [*self.parts, *part.no_weight_decay()]

@@ -35,10 +35,10 @@ from .._checks import Option
 from .base import LayerwiseOptimizer as LayerwiseOptimizer
 from .layer_rates import LayerRates as LayerRates
 from .layer_rates import apply_layerwise_decay
-from .options import OptimizerInfo, list_optimizers, optimizer_class, register
+from .options import list_optimizers, optimizer_class, register
 from .rules import RuleOptimizer
 from .states import COLUMN, ELEMENT, ROW, SCALAR, State
 
 __all__ = ["AdamWDL", "AdamWeightDecay", "Adafactor", "AdafactorSchedule", "Came", "Lamb", "Muon"]
-__all__ += ["OptimizerInfo", "apply_layerwise_decay", "list_optimizers", "optimizer_class"]
+__all__ += ["apply_layerwise_decay", "list_optimizers", "optimizer_class"]
 __all__ += ["COLUMN", "ELEMENT", "ROW", "SCALAR", "Option", "RuleOptimizer", "State", "register"]  # for new optimizers

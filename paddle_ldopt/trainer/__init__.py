@@ -6,7 +6,7 @@ Importing this imports neither.
 from .._files import write_whole
 from .arguments import LdoptArgumentsMixin, LdoptName
 from .callbacks import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallback, StopOnSigterm
-from .rates import LdoptTrainerMixin
+from .mixin import LdoptTrainerMixin
 from .record import last_checkpoint
 from .resume import ResumeMixin
 from .stages import map_layers

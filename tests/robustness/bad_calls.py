@@ -280,7 +280,6 @@ NO_CALLS = {
     "__version__": "a string",
     "MetricSchedule": "a base: its subclasses are here",
     "LoadReport": "what `load_optimizer` returns",
-    "OptimizerInfo": "a row of the registry",
     "register": "of a new optimizer: tests/test_build.py",
     "RuleOptimizer": "its base",
     "Option": "its declaration",

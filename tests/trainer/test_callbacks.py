@@ -15,7 +15,7 @@ from paddle_ldopt import rates
 from paddle_ldopt.rates import layerwise_interface
 from paddle_ldopt.schedules.factory import peak_of
 from paddle_ldopt.trainer import GradualUnfreezeCallback, LayerLRCallback, ScheduleCallback
-from paddle_ldopt.trainer.rates import check_given_optimizer
+from paddle_ldopt.trainer.mixin import check_given_optimizer
 
 LAYERS = ["embeddings", "block 0", "block 1", "head"]
 DECAYED = {"layerwise_lr_decay": 0.5, "optim": "adamwdl"}
