@@ -84,7 +84,8 @@ def make_report(path):
     with tempfile.TemporaryDirectory() as folder:
         recipe = ROOT / "recipes" / "text_classification.py"
         subprocess.run([sys.executable, str(recipe), "--output_dir=run"], cwd=folder, check=True)
-        path.write_bytes(pathlib.Path(folder, "run", "report.html").read_bytes())
+        report = pathlib.Path(folder, "run", "report.html").read_text("utf-8")
+        path.write_text(report.replace(f"{ROOT}{os.sep}", ""), "utf-8")
 
 
 def main():
