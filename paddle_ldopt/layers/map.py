@@ -180,9 +180,9 @@ class LayerMap:
                 entries.append((self._layers[name], None if param is None else int(param.size), rates[name]))
         return entries
 
-    def plot(self, path: Path, *plan: Any, **settings: Any) -> str:
+    def plot(self, path: Path, *plan: Any, **options: Any) -> str:
         """Draw a `table` of the other arguments as boxes, coloured by rate, into a .png, .svg or .pdf file."""
-        return plot_table(self.table(*plan, **settings), path)
+        return plot_table(self.table(*plan, **options), path)
 
     def fingerprint(self) -> dict[str, list[Any]]:
         """Return structured name -> [tower, layer id, depth]: the identity of the map, for JSON."""

@@ -98,17 +98,17 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
     A hook returns a ratio (in a static graph a variable), or None after multiplying
     ``param.optimize_attr["learning_rate"]``, which is restored.
     """
-    settings = (layerwise_decay, name_dict, n_layers)
+    leading = (layerwise_decay, name_dict, n_layers)
     try:
         signature = inspect.signature(hook)
         without_default = [p for p in signature.parameters.values() if p.default is p.empty]
         required = [p for p in without_default if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         if len(required) != 1:
-            signature.bind(*settings, None)
+            signature.bind(*leading, None)
     except (TypeError, ValueError):
         must = "`set_param_lr_fun` must take (layerwise_decay, name_dict, n_layers, param) or (param)."
         raise refusal(TypeError, must, set_param_lr_fun=hook) from None
-    call = hook if len(required) == 1 else functools.partial(hook, *settings)
+    call = hook if len(required) == 1 else functools.partial(hook, *leading)
     if len(required) == 1:
         only = required[0]
         if only.kind is only.KEYWORD_ONLY:  # partial(hook, decay_rate=..., name_dict=..., n_layers=...)

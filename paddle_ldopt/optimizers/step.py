@@ -45,14 +45,14 @@ Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
 
 class Rows(NamedTuple):
-    """The parameters of a step as columns. A setting is a set of options and a rate."""
+    """The parameters of a step as columns. A variant is a set of options with a rate."""
 
     params: list[Tensor]
     grads: list[Tensor]
     scales: list[float]  # ParamAttr's or the group's factor, times the layer's ratio
-    settings: list[int]
-    options: list[Values]  # of each setting
-    rates: list[float]  # of each setting
+    variants: list[int]  # index in the next two
+    options: list[Values]
+    rates: list[float]
 
     def take(self, chosen: list[int]) -> "Rows":
         columns: Any = dict(zip(self._fields[:4], self))
@@ -187,7 +187,7 @@ class OneStep(LayerRates):
         if self.hook is not None:
             self.ratios = {param.name: self.hook(self.finder.original(param)) for param, _ in pairs}
         fused = self.fused is not False and bool(pairs) and library_is_usable(self, pairs[0][0])
-        # only settings decide which of the two clips: they round differently, and a resume must be exact
+        # only options decide which of the two clips: they round differently, and a resume must be exact
         by_library = fused and bool(clips) and all(map(can_clip, clips)) and not penalty
         by_library = by_library and 0.0 not in self.ratios.values()  # their gradients count, too
         rows = self._rows(pairs if by_library or not (clips or penalty) else self._clipped(clipped))
@@ -231,20 +231,20 @@ class OneStep(LayerRates):
             ratios = [ratios[i] for i in moving]
         if not self._already_create_accumulator.issuperset(names):
             create_state(self, params)
-        settings, options, rates = self._settings(params, names)
+        variants, options, rates = self._variants(params, names)
         attrs = [param.__dict__.get("optimize_attr") or {} for param in params]
         factors = [attr.get("learning_rate", 1.0) for attr in attrs]  # ParamAttr's; Paddle keeps that of a group there
         for i, factor in enumerate(factors):
             if isinstance(factor, Tensor):  # Paddle's way to give an absolute rate
-                options.append(options[settings[i]])
+                options.append(options[variants[i]])
                 rates.append(float(factor))
-                settings[i], factors[i] = len(options) - 1, 1.0
+                variants[i], factors[i] = len(options) - 1, 1.0
         scales = [factor * ratio for factor, ratio in zip(factors, ratios)]
-        return Rows(params, [grad for _, grad in pairs], scales, settings, options, rates)
+        return Rows(params, [grad for _, grad in pairs], scales, variants, options, rates)
 
-    def _settings(self, params: list[Tensor], names: list[str]) -> tuple[list[int], list[Values], list[float]]:
-        settings, options, rates = list[int](), list[Values](), list[float]()
-        known: dict[Any, int] = {}  # (a group, whether it decays), or values of equal groups -> their setting
+    def _variants(self, params: list[Tensor], names: list[str]) -> tuple[list[int], list[Values], list[float]]:
+        variants, options, rates = list[int](), list[Values](), list[float]()
+        known: dict[Any, int] = {}  # (a group, whether it decays), or values of equal groups -> their variant
         decayed: Any = itertools.repeat(True)
         if type(self).has_weight_decay is not OneStep.has_weight_decay:
             decayed = map(self.has_weight_decay, params)
@@ -266,8 +266,8 @@ class OneStep(LayerRates):
                 if known[key] == len(options):
                     options.append(chosen)
                     rates.append(rate)
-            settings.append(known[key])
-        return settings, options, rates
+            variants.append(known[key])
+        return variants, options, rates
 
 
 def _moving(pairs: Iterable[Any]) -> Pairs:
