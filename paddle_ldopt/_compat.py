@@ -13,7 +13,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import paddle
@@ -63,15 +63,22 @@ def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
 _WRITES: dict[int, int] = {}  # address -> writes that Paddle does not record
 
 
-@functools.cache
-def count_writes() -> None:
-    """Count the writes that Paddle does not record, also through views, for `write_of`."""
-    for cls, name, place in (
-        (paddle.Tensor, "set_value", 0),
-        (paddle.Tensor, "copy_", 0),
-        (paddle.nn.initializer.Initializer, "__call__", 1),
-    ):
-        setattr(cls, name, _counted(getattr(cls, name), place))
+def count_writes() -> Callable[[], None]:
+    """Count the writes that Paddle does not record, also through views, for `write_of`; return what ends this."""
+    initializer = paddle.nn.initializer.Initializer
+    writers: Any = [(paddle.Tensor, "set_value", 0), (paddle.Tensor, "copy_", 0), (initializer, "__call__", 1)]
+    plain = [getattr(cls, name) for cls, name, _ in writers]
+    for (cls, name, place), write in zip(writers, plain):
+        setattr(cls, name, _counted(write, place))
+
+    def end() -> None:
+        for (cls, name, _), write in zip(writers, plain):
+            setattr(cls, name, write)
+
+    return end
+
+
+count_writes_for_ever = functools.cache(count_writes)
 
 
 def _counted(write: Any, place: int) -> Any:

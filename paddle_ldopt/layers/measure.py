@@ -170,8 +170,8 @@ def _as_it_was(parts: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor
     buffers = [(of, key, buffer) for of in parts.values() for key, buffer in of.named_buffers(include_sublayers=False)]
     written = [*(p for n, p in params.items() if n.endswith(STATISTICS)), *(buffer for _, _, buffer in buffers)]
     values = [(tensor, tensor.clone()) for tensor in written if tensor._is_initialized()]
-    count_writes()
     writes = {name: write_of(p) for name, p in params.items() if p._is_initialized() and not name.endswith(STATISTICS)}
+    end_count = count_writes()
     try:
         for part, _ in modes:
             part.training = False
@@ -180,6 +180,7 @@ def _as_it_was(parts: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor
         paddle.jit.enable_to_static(False)  # a static graph would hide its parameters
         yield
     finally:
+        end_count()
         paddle.jit.enable_to_static(to_static)
         for param in frozen:
             param.stop_gradient = True
