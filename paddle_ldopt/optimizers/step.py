@@ -10,7 +10,6 @@ In a static graph and in `dist.shard_optimizer`, Paddle's `_append_optimize_op` 
 """
 
 import contextlib
-import itertools
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -124,9 +123,7 @@ class OneStep(LayerRates):
             self.ratios = {param.name: self.layerwise_ratio(param)}
         if self._count_in_loop is None:
             self._count_in_loop = self.steps_taken() + 1.0 if self.counts_together else 0.0
-        rows = self._rows([pair])
-        refresh_masters(self, rows.params)
-        self.prepared(rows)(self._count_in_loop)
+        self.prepared(self._rows([pair]))(self._count_in_loop)
         return None
 
     def _end_loop(self) -> None:
@@ -187,20 +184,18 @@ class OneStep(LayerRates):
         if self.hook is not None:
             self.ratios = {param.name: self.hook(self.finder.original(param)) for param, _ in pairs}
         fused = self.fused is not False and bool(pairs) and library_is_usable(self, pairs[0][0])
-        # only options decide which of the two clips: they round differently, and a resume must be exact
-        by_library = fused and bool(clips) and all(map(can_clip, clips)) and not penalty
-        by_library = by_library and 0.0 not in self.ratios.values()  # their gradients count, too
-        rows = self._rows(pairs if by_library or not (clips or penalty) else self._clipped(clipped))
-        if self._master_weights:
-            refresh_masters(self, rows.params)
+        # only options decide who clips, the library or Paddle: they round differently, and a resume must be exact
+        library_clips = fused and bool(clips) and all(map(can_clip, clips)) and not penalty
+        if library_clips and 0.0 not in self.ratios.values():  # the gradients of frozen layers count, too
+            rows = self._rows(pairs)
+            structs, left = read_structs(self, rows)
+            if not left:  # else Paddle clips: the norm needs all gradients
+                clip_gradients(structs, clipped)
+                return structs, rows, []
+        rows = self._rows(self._clipped(clipped) if clips or penalty else pairs)
         if not fused or not rows.params:
             return None, rows, []
         structs, left = read_structs(self, rows)
-        if by_library and left:  # the norm needs all gradients
-            rows = self._rows(self._clipped(clipped))
-            structs, left = read_structs(self, rows)
-        elif by_library:
-            clip_gradients(structs, clipped)
         return (np.delete(structs, left) if left else structs), rows, left
 
     def _clipped(self, clipped: list[tuple[Any, Pairs]]) -> Pairs:
@@ -220,54 +215,56 @@ class OneStep(LayerRates):
         return every
 
     def _rows(self, pairs: Pairs) -> Rows:
-        params = [param for param, _ in pairs]
-        names = [param.name for param in params]
-        ratios = list(map(self.ratios.get, names)) if self.ratios else [1.0] * len(params)
-        if None in ratios:
-            ratios = list(map(self.layerwise_ratio, params))
-        if 0.0 in ratios:
-            moving = [i for i, ratio in enumerate(ratios) if ratio != 0.0]
-            params, pairs, names = ([column[i] for i in moving] for column in (params, pairs, names))
-            ratios = [ratios[i] for i in moving]
-        if not self._already_create_accumulator.issuperset(names):
+        """Return the rows of pairs whose ratio is not 0, with their state created and their masters up to date."""
+        params, grads, ratios, has_state = list[Tensor](), list[Tensor](), list[float](), True
+        for param, grad in pairs:
+            name = param.name
+            ratio = self.ratios.get(name) if self.ratios else 1.0
+            if ratio is None:
+                ratio = self.layerwise_ratio(param)
+            if ratio != 0.0:
+                params.append(param)
+                grads.append(grad)
+                ratios.append(ratio)
+                has_state = has_state and name in self._already_create_accumulator
+        if not has_state:
             create_state(self, params)
-        variants, options, rates = self._variants(params, names)
-        attrs = [param.__dict__.get("optimize_attr") or {} for param in params]
-        factors = [attr.get("learning_rate", 1.0) for attr in attrs]  # ParamAttr's; Paddle keeps that of a group there
-        for i, factor in enumerate(factors):
-            if isinstance(factor, Tensor):  # Paddle's way to give an absolute rate
-                options.append(options[variants[i]])
-                rates.append(float(factor))
-                variants[i], factors[i] = len(options) - 1, 1.0
-        scales = [factor * ratio for factor, ratio in zip(factors, ratios)]
-        return Rows(params, [grad for _, grad in pairs], scales, variants, options, rates)
+        rows = self._with_rates(params, grads, ratios)
+        if self._master_weights:
+            refresh_masters(self, params)
+        return rows
 
-    def _variants(self, params: list[Tensor], names: list[str]) -> tuple[list[int], list[Values], list[float]]:
-        variants, options, rates = list[int](), list[Values](), list[float]()
-        known: dict[Any, int] = {}  # (a group, whether it decays), or values of equal groups -> their variant
-        decayed: Any = itertools.repeat(True)
-        if type(self).has_weight_decay is not OneStep.has_weight_decay:
-            decayed = map(self.has_weight_decay, params)
-        elif self._apply_decay_param_fun is not None:
-            decayed = map(self._apply_decay_param_fun, names)
-        groups: Any = list(map(self._groups.get, names, itertools.repeat(_NO_GROUP)))
-        if _NO_GROUP in groups and self._parameter_list and isinstance(self._parameter_list[0], dict):
-            groups = map(self.group_of, params)
-        for group, decays in zip(groups, decayed):
-            key = id(group), bool(decays)
-            if key not in known:
-                chosen, rate = self.values_now(group)
-                if not decays and "weight_decay" in chosen:
-                    chosen["weight_decay"] = 0.0
-                try:
-                    known[key] = known.setdefault((*chosen.values(), rate), len(options))
-                except TypeError:  # an option that is a list
-                    known[key] = len(options)
-                if known[key] == len(options):
-                    options.append(chosen)
-                    rates.append(rate)
-            variants.append(known[key])
-        return variants, options, rates
+    def _with_rates(self, params: list[Tensor], grads: list[Tensor], ratios: list[float]) -> Rows:
+        """Return the rows of parameters: the only place where a step's options, rates and factors are read."""
+        rows = Rows(params, grads, [], [], [], [])
+        grouped = bool(self._parameter_list) and isinstance(self._parameter_list[0], dict)
+        of_group: dict[Any, int] = {}  # (group, whether it decays) -> variant
+        of_values: dict[Any, int] = {}  # equal groups have one variant
+        for param, ratio in zip(params, ratios):
+            group = self._groups.get(param.name, _NO_GROUP)
+            if group is _NO_GROUP and grouped:
+                group = self.group_of(param)
+            decays = self.has_weight_decay(param)
+            variant = of_group.get((id(group), decays))
+            if variant is None:
+                options, rate = self.values_now(group)
+                if not decays and "weight_decay" in options:
+                    options["weight_decay"] = 0.0
+                variant = len(rows.rates)
+                with contextlib.suppress(TypeError):  # of an option that is a list
+                    variant = of_values.setdefault((*options.values(), rate), variant)
+                if variant == len(rows.rates):
+                    rows.options.append(options)
+                    rows.rates.append(rate)
+                of_group[id(group), decays] = variant
+            factor = (param.__dict__.get("optimize_attr") or {}).get("learning_rate", 1.0)  # ParamAttr's or the group's
+            if isinstance(factor, Tensor):  # Paddle's way to give an absolute rate
+                rows.options.append(rows.options[variant])
+                rows.rates.append(float(factor))
+                variant, factor = len(rows.rates) - 1, 1.0
+            rows.scales.append(factor * ratio)
+            rows.variants.append(variant)
+        return rows
 
 
 def _moving(pairs: Iterable[Any]) -> Pairs:
