@@ -144,6 +144,21 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
 # ---- optimizers
 
 
+def ratios_of(layers: Any, layerwise_decay: Any) -> dict[str, float]:
+    """Return ``param.name`` -> ratio of the parameters in a LayerMap."""
+    if not hasattr(layers, "ratios") or isinstance(layers, type):
+        raise refusal(TypeError, "`layers` must be a LayerMap.", f"layers={type(layers).__name__}")
+    if not layers.name_dict:
+        wrong = "A map made by `from_names` does not know the parameters: use `LayerMap.from_model`."
+        raise refusal(ValueError, wrong, layers=layers)
+    ratios = layers.ratios(layerwise_decay)
+    if as_decay(layerwise_decay).preserve_mean and (frozen := layers.frozen_blocks(ratios)):
+        effect = "Blocks whose parameters are all frozen count in the mean of `preserve_mean`, so the others"
+        advice = "train faster: freeze them by `freeze_below`, or leave `preserve_mean` out."
+        warnings.warn(problem(f"{effect} {advice}", frozen=first_few(frozen)), stacklevel=5)
+    return {tensor: ratios[name] for tensor, name in layers.name_dict.items()}
+
+
 class LayerRates(LayerwiseInterface, Optimizer):
     """A mixin that multiplies each parameter's rate by its layer's ratio; it precedes Paddle's class."""
 
@@ -152,18 +167,9 @@ class LayerRates(LayerwiseInterface, Optimizer):
     _dtype: Any  # Paddle's: type of the rate
 
     def set_layers(self, layers: Any, layerwise_decay: Any) -> None:
-        if not hasattr(layers, "ratios") or isinstance(layers, type):
-            raise refusal(TypeError, "`layers` must be a LayerMap.", f"layers={type(layers).__name__}")
-        if not layers.name_dict:
-            wrong = "A map made by `from_names` does not know the parameters: use `LayerMap.from_model`."
-            raise refusal(ValueError, wrong, layers=layers)
-        decay, ratios = as_decay(layerwise_decay), layers.ratios(layerwise_decay)
-        if decay.preserve_mean and (frozen := layers.frozen_blocks(ratios)):
-            effect = "Blocks whose parameters are all frozen count in the mean of `preserve_mean`, so the others"
-            advice = "train faster: freeze them by `freeze_below`, or leave `preserve_mean` out."
-            warnings.warn(problem(f"{effect} {advice}", frozen=first_few(frozen)), stacklevel=4)
-        self.layers, self.decay, self.structured_names = layers, decay, layers.name_dict
-        self.ratios = {tensor: ratios[name] for tensor, name in layers.name_dict.items()}
+        self.ratios = ratios_of(layers, layerwise_decay)
+        self.layers, self.decay, self.structured_names = layers, as_decay(layerwise_decay), layers.name_dict
+        self.n_layers = layers.n_layers
 
     def layerwise_ratio(self, param: Tensor) -> Any:
         """Return a parameter's current ratio, without the factors of groups and ParamAttr."""
@@ -232,14 +238,13 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     if has_single_lr(plain):
         wrong = f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay."
         raise refusal(TypeError, f"{wrong} Use another optimizer.", f"optimizer={name}")
-    rates = LayerRates.__new__(LayerRates)
-    rates.set_layers(layers, layerwise_decay)
+    ratios, decay = ratios_of(layers, layerwise_decay), as_decay(layerwise_decay)
     for param in parameters_of(inner):
-        rates.layerwise_ratio(param)  # raises if the map lacks it
+        layers.name_of(param.name)  # raises if the map lacks it
     warn_of_absolute_rates(inner._param_groups or [])
     inner.__class__ = _layerwise_class(plain)  # in place: wrappers and schedules already hold this object
-    more = {"layerwise_decay": layerwise_decay, "n_layers": layers.n_layers, "_lr_asked": set()}
-    vars(inner).update(vars(rates), **more)
+    inner.layers, inner.layerwise_decay, inner.decay, inner.ratios = layers, layerwise_decay, decay, ratios
+    inner.structured_names, inner.n_layers, inner._lr_asked = layers.name_dict, layers.n_layers, set()
     return optimizer
 
 
