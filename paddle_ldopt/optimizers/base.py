@@ -42,6 +42,8 @@ from .states import (
 )
 from .step import OneStep, Rows
 
+_NO_GROUP: Values = {}  # one object: a step knows groups by their id
+
 
 class LayerwiseOptimizer(OneStep):
     """Base of our optimizers; it precedes Paddle's class."""
@@ -182,7 +184,7 @@ class LayerwiseOptimizer(OneStep):
     def group_of(self, param: Tensor) -> Values:
         if param.name not in self._groups:
             if not self._parameter_list or not isinstance(self._parameter_list[0], dict):
-                return {}
+                return _NO_GROUP
             self._groups = {param.name: group for group in self._param_groups for param in group["params"]}
         return self._groups[param.name]
 

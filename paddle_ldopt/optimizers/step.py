@@ -39,7 +39,6 @@ from .states import Values, refresh_masters
 _HALF = {paddle.float16, paddle.bfloat16}
 _FLOATS = {*_HALF, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
-_NO_GROUP: Values = {}
 Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
 
@@ -54,8 +53,9 @@ class Rows(NamedTuple):
     rates: list[float]
 
     def take(self, chosen: list[int]) -> "Rows":
-        columns: Any = dict(zip(self._fields[:4], self))
-        return self._replace(**{name: [column[i] for i in chosen] for name, column in columns.items()})
+        columns: Any = self[:4]
+        params, grads, scales, variants = [[column[i] for i in chosen] for column in columns]
+        return Rows(params, grads, scales, variants, self.options, self.rates)
 
 
 class OneStep(LayerRates):
@@ -77,6 +77,7 @@ class OneStep(LayerRates):
     def step(self) -> None:
         groups = self._param_groups
         if not paddle.in_dynamic_mode() or in_to_static_mode() or in_auto_dp_mode() or get_fsdp_context():
+            self._count_in_loop = None  # of a loop that an error ended
             super().step()  # Paddle's loop
             self._end_loop()
         elif not isinstance(groups[0], dict):
@@ -89,8 +90,10 @@ class OneStep(LayerRates):
         grouped = isinstance(params_grads, dict)
         if not paddle.in_dynamic_mode() or in_auto_dp_mode() or get_fsdp_context():
             self.check_graph([param for param, _ in (params_grads["params"] if grouped else params_grads)])
-            done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
             if not grouped:  # one of several groups in `step`
+                self._count_in_loop = None
+            done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+            if not grouped:
                 self._end_loop()
             return done
         if grouped:
@@ -145,9 +148,8 @@ class OneStep(LayerRates):
                 self._set_auxiliary_var("found_inf", overflow)  # as Paddle's step does: the scaler reads it
             if overflow:
                 return []
-            hcg = topology()
-            several = hcg is not None
-            if several:
+            hcg = topology()  # None in a single process
+            if hcg is not None:
                 if not self.compared and is_wrapped_step():  # fleet's own step waits for these processes
                     for group in (hcg.get_data_parallel_group(), hcg.get_sharding_parallel_group()):
                         check_same_options(self, group)
@@ -157,19 +159,19 @@ class OneStep(LayerRates):
                     why = "it does not support parameters in shards (tensor parallel, sharding version 2)"
                     refuse_fused(self.fused, why)
             structs, rows, left = self._read(clipped)
-            update_left = None
-            if structs is None or left or several:
-                update_left = self.prepared(rows if structs is None else rows.take(left))
+            by_paddle = None
+            if structs is None or left or hcg is not None:  # others may wait for a process without rows
+                by_paddle = self.prepared(rows if structs is None else rows.take(left))
             count = self.taken
             others_move = len(self.missing.names) < len(self.missing.params)  # perhaps none of this process's
             if self.counts_together and (others_move or any(pairs for _, pairs in clipped)):  # also with ratio 0
                 count = self.steps_taken() + 1.0
             if self.agree is not None:
                 self.agree()
-            if structs is not None:
+            if structs is not None:  # the first change
                 update_fused(structs, count)
-            if update_left is not None:
-                update_left(count)
+            if by_paddle is not None:
+                by_paddle(count)
             self.taken = count
             return []
 
@@ -216,35 +218,17 @@ class OneStep(LayerRates):
 
     def _rows(self, pairs: Pairs) -> Rows:
         """Return the rows of pairs whose ratio is not 0, with their state created and their masters up to date."""
-        params, grads, ratios, has_state = list[Tensor](), list[Tensor](), list[float](), True
+        rows, has_state = Rows([], [], [], [], [], []), True
+        of_group: dict[Any, int] = {}  # (group, whether it decays) -> variant
+        of_values: dict[Any, int] = {}  # equal groups have one variant
         for param, grad in pairs:
             name = param.name
             ratio = self.ratios.get(name) if self.ratios else 1.0
             if ratio is None:
                 ratio = self.layerwise_ratio(param)
-            if ratio != 0.0:
-                params.append(param)
-                grads.append(grad)
-                ratios.append(ratio)
-                has_state = has_state and name in self._already_create_accumulator
-        if not has_state:
-            create_state(self, params)
-        rows = self._with_rates(params, grads, ratios)
-        if self._master_weights:
-            refresh_masters(self, params)
-        return rows
-
-    def _with_rates(self, params: list[Tensor], grads: list[Tensor], ratios: list[float]) -> Rows:
-        """Return the rows of parameters: the only place where a step's options, rates and factors are read."""
-        rows = Rows(params, grads, [], [], [], [])
-        grouped = bool(self._parameter_list) and isinstance(self._parameter_list[0], dict)
-        of_group: dict[Any, int] = {}  # (group, whether it decays) -> variant
-        of_values: dict[Any, int] = {}  # equal groups have one variant
-        for param, ratio in zip(params, ratios):
-            group = self._groups.get(param.name, _NO_GROUP)
-            if group is _NO_GROUP and grouped:
-                group = self.group_of(param)
-            decays = self.has_weight_decay(param)
+            if ratio == 0.0:
+                continue
+            group, decays = self.group_of(param), self.has_weight_decay(param)
             variant = of_group.get((id(group), decays))
             if variant is None:
                 options, rate = self.values_now(group)
@@ -262,8 +246,15 @@ class OneStep(LayerRates):
                 rows.options.append(rows.options[variant])
                 rows.rates.append(float(factor))
                 variant, factor = len(rows.rates) - 1, 1.0
+            rows.params.append(param)
+            rows.grads.append(grad)
             rows.scales.append(factor * ratio)
             rows.variants.append(variant)
+            has_state = has_state and name in self._already_create_accumulator
+        if not has_state:
+            create_state(self, rows.params)
+        if self._master_weights:
+            refresh_masters(self, rows.params)
         return rows
 
 
