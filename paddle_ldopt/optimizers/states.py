@@ -141,7 +141,8 @@ def unified_name(key: str, names: set[str]) -> str:
     """Return the key in PaddleNLP's unified checkpoints."""
     if _INFIX in key:
         return key
-    ending = next((f"_{name}_0" for name in names if key.endswith(f"_{name}_0")), None)
+    endings = [f"_{name}_0" for name in names if key.endswith(f"_{name}_0")]
+    ending = max(endings, key=len, default=None)  # one state's name may end another's
     return key if ending is None else key[: -len(ending)] + _INFIX + ending[1:]
 
 
