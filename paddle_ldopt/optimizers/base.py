@@ -303,10 +303,14 @@ class LayerwiseOptimizer(OneStep):
         if self._parameter_list is None and self.hook is not None:
             check_hook(self, params)
 
+    def own_rate_error(self, **received: Any) -> Exception:
+        how = "by `relative_step`" if self._options.get("relative_step") else "from the step"
+        wrong = f"The optimizer sets its rate itself, {how}: build another one."
+        return refusal(RuntimeError, wrong, **received)
+
     def set_lr(self, value: float) -> None:
         if self.sets_own_lr:
-            wrong = "The optimizer sets its rate itself, by its schedule or `relative_step`: build another one."
-            raise refusal(RuntimeError, wrong, value=value)
+            raise self.own_rate_error(value=value)
         super().set_lr(checked_number(value, "value"))
 
     def fused_values(self, options: Values) -> Values:
