@@ -1,7 +1,6 @@
 """LayerMap: the layer of each parameter of a model, and its learning rate, planned or read from an optimizer."""
 
 import contextlib
-import dataclasses
 import warnings
 from collections.abc import Iterable
 from typing import Any, Callable, Optional
@@ -186,4 +185,4 @@ class LayerMap:
 
     def fingerprint(self) -> dict[str, list[Any]]:
         """Return structured name -> [tower, layer id, depth]: the identity of the map, for JSON."""
-        return {name: list(dataclasses.astuple(layer)) for name, layer in self._layers.items()}
+        return {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()}
