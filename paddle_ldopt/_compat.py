@@ -13,7 +13,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import paddle
@@ -63,19 +63,15 @@ def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
 _WRITES: dict[int, int] = {}  # address -> writes that Paddle does not record
 
 
-def count_writes() -> Callable[[], None]:
-    """Count the writes that Paddle does not record, also through views, for `write_of`; return what ends this."""
-    initializer = paddle.nn.initializer.Initializer
-    writers: Any = [(paddle.Tensor, "set_value", 0), (paddle.Tensor, "copy_", 0), (initializer, "__call__", 1)]
-    plain = [getattr(cls, name) for cls, name, _ in writers]
-    for (cls, name, place), write in zip(writers, plain):
+def count_writes() -> contextlib.ExitStack:
+    """Count the writes that Paddle does not record, also through views, for `write_of`, until the result is closed."""
+    ends, initializer = contextlib.ExitStack(), paddle.nn.initializer.Initializer
+    writers: Any = (paddle.Tensor, "set_value", 0), (paddle.Tensor, "copy_", 0), (initializer, "__call__", 1)
+    for cls, name, place in writers:
+        write = getattr(cls, name)
         setattr(cls, name, _counted(write, place))
-
-    def end() -> None:
-        for (cls, name, _), write in zip(writers, plain):
-            setattr(cls, name, write)
-
-    return end
+        ends.callback(setattr, cls, name, write)
+    return ends
 
 
 count_writes_for_ever = functools.cache(count_writes)

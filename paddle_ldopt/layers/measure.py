@@ -136,7 +136,7 @@ def forward_pass(
     hooks, started = [], defaultdict[str, list[Any]](list)  # the arguments of calls that have not ended
     enter = lambda path, _, args, kwargs: started[path].append(_ends([args, kwargs]))  # noqa: E731
     leave = lambda path, _, args, outputs: raw_calls.append((path, started[path].pop(), _ends(outputs)))  # noqa: E731
-    with random_states_kept(), _as_it_was(parts, params), paddle.enable_grad():
+    with random_states_kept(), count_writes(), _as_it_was(parts, params), paddle.enable_grad():
         try:
             for path, part in parts.items():
                 hooks.append(part.register_forward_pre_hook(functools.partial(enter, path), with_kwargs=True))
@@ -171,7 +171,6 @@ def _as_it_was(parts: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor
     written = [*(p for n, p in params.items() if n.endswith(STATISTICS)), *(buffer for _, _, buffer in buffers)]
     values = [(tensor, tensor.clone()) for tensor in written if tensor._is_initialized()]
     writes = {name: write_of(p) for name, p in params.items() if p._is_initialized() and not name.endswith(STATISTICS)}
-    end_count = count_writes()
     try:
         for part, _ in modes:
             part.training = False
@@ -180,7 +179,6 @@ def _as_it_was(parts: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor
         paddle.jit.enable_to_static(False)  # a static graph would hide its parameters
         yield
     finally:
-        end_count()
         paddle.jit.enable_to_static(to_static)
         for param in frozen:
             param.stop_gradient = True
