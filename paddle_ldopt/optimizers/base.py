@@ -46,7 +46,7 @@ _NO_GROUP: Values = {}  # one object: a step knows groups by their id
 
 
 class LayerwiseOptimizer(OneStep):
-    """Base of our optimizers; it precedes Paddle's class."""
+    """Base of our optimizers: arguments, groups and states. It precedes Paddle's class; `OneStep` has the step."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
     counts_steps = True  # whether the state `STEP` is a number of steps
@@ -318,7 +318,7 @@ class LayerwiseOptimizer(OneStep):
         return {}
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
-        """Check the rows; return their update by Paddle's operations, a function of the step number."""
+        """Check the rows; return a function of the step number that updates them by Paddle's operations."""
         whole_here = _compat.topology() is None or self.finder.is_whole(self._parameter_list)
         if whole_here and not any(map(Tensor.is_dist, rows.params)):
             return self.batches.prepared(self, rows)

@@ -187,6 +187,7 @@ class LayerRates(LayerwiseInterface, Optimizer):
         return super()._create_global_learning_rate()
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
+        """Return a rate for Paddle's loop, static graphs and tables; our step does not call it (`OneStep._rows`)."""
         lr, ratio = super()._create_param_lr(param_and_grad), self.layerwise_ratio(param_and_grad[0])
         if isinstance(ratio, float):
             return lr if ratio == 1.0 else lr * ratio

@@ -1,10 +1,11 @@
 """The one way of a step.
 
-    step, minimize, apply_gradients and fleet's wrappers
-      -> OneStep.update         overflow? clipping, ratios, rates, options: so far nothing has moved
-           -> read_structs      the C library, on a CPU
-           -> Batch.update      the rule, on stacks of parameters of one shape, by Paddle's operations; of AdamWDL
-                                Paddle's AdamW kernel; tensors split over processes in `prepared_shards`
+    step, minimize, apply_gradients and fleet's wrappers find pairs (parameter, gradient)
+      -> OneStep.update         an overflow skips the step; so far nothing has moved
+           -> _read, _rows      clipping; each row's ratio, options and rate; who updates it:
+           -> update_fused      the C library, on a CPU
+           -> prepared          Paddle's operations: the rule on stacks of one shape (`batches`), Paddle's AdamW kernel
+                                (`AdamWDL`), tensors split over processes (`prepared_shards`)
 
 In a static graph and in `dist.shard_optimizer`, Paddle's `_append_optimize_op` runs the same rule for each parameter.
 """
@@ -43,12 +44,12 @@ Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
 
 class Rows(NamedTuple):
-    """The parameters of a step as columns. A variant is a set of options with a rate."""
+    """The parameters of a step as columns: row i takes a step at `rates[variants[i]] * scales[i]`."""
 
     params: list[Tensor]
     grads: list[Tensor]
     scales: list[float]  # ParamAttr's or the group's factor, times the layer's ratio
-    variants: list[int]  # index in the next two
+    variants: list[int]  # each row's index in the next two; equal groups share a variant
     options: list[Values]
     rates: list[float]
 
@@ -176,7 +177,7 @@ class OneStep(LayerRates):
             return []
 
     def _read(self, clipped: list[tuple[Any, Pairs]]) -> tuple[Optional[NDArray[Any]], Rows, list[int]]:
-        """Return the structs for the C library (None: unused), all rows, and the rows left to Paddle's operations."""
+        """Return (structs for the C library or None, all rows, indices of the rows left to Paddle's operations)."""
         pairs, clips, penalty = Pairs(), list[Any](), self.regularization is not None
         for clip, of_clip in clipped:
             pairs += of_clip
