@@ -63,15 +63,18 @@ def structured_names(name_dict: Any, layers: Any) -> Mapping[str, str]:
 _WRITES: dict[int, int] = {}  # address -> writes that Paddle does not record
 
 
-@functools.cache
-def count_writes() -> None:
-    """Count the writes that Paddle does not record, also through views, for `write_of`."""
-    for cls, name, place in (
-        (paddle.Tensor, "set_value", 0),
-        (paddle.Tensor, "copy_", 0),
-        (paddle.nn.initializer.Initializer, "__call__", 1),
-    ):
-        setattr(cls, name, _counted(getattr(cls, name), place))
+def count_writes() -> contextlib.ExitStack:
+    """Count the writes that Paddle does not record, also through views, for `write_of`, until the result is closed."""
+    ends, initializer = contextlib.ExitStack(), paddle.nn.initializer.Initializer
+    writers: Any = (paddle.Tensor, "set_value", 0), (paddle.Tensor, "copy_", 0), (initializer, "__call__", 1)
+    for cls, name, place in writers:
+        write = getattr(cls, name)
+        setattr(cls, name, _counted(write, place))
+        ends.callback(setattr, cls, name, write)
+    return ends
+
+
+count_writes_for_ever = functools.cache(count_writes)
 
 
 def _counted(write: Any, place: int) -> Any:

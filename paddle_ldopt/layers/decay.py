@@ -109,7 +109,7 @@ class LayerDecay:
         preserve_mean: divide all ratios by their mean over the blocks of all towers, so that a rate tuned for uniform
             training fits any decay. The mean leaves out `scale`, multipliers and frozen blocks.
         towers (dict): name of a part of the model with its own blocks, such as "vision_model.encoder" -> its decay: a
-            number, a `LayerDecay`, or a dict of options.
+            number, a `LayerDecay`, or a dict of options. A tower inherits no option.
         multipliers (dict): regular expression (`re.search` in the structured name) -> factor of the ratio, at least 0;
             0 freezes. The last pattern that matches counts. Alone, multipliers need no blocks.
 
@@ -152,12 +152,13 @@ class LayerDecay:
     def ratios(self, layers: Mapping[str, Layer]) -> dict[str, float]:
         """Return structured name -> ratio, given the layer of each parameter; see `LayerMap.ratios`."""
         decays = {"": self, **(self.towers or {})}
-        places = {}
+        places, unscaled = dict[str, tuple[str, Layer]](), dict[tuple[str, Layer], float]()
         for name, layer in layers.items():  # in the outermost tower of its path, then the longest
             known = [tower for tower in self.towers or () if f".{tower}." in f".{name}"]
             tower = min(known, key=lambda tower: (f".{name}".find(f".{tower}."), -len(tower)), default="")
             places[name] = tower, layer
-        blocks = {(tower, layer) for tower, layer in places.values() if layer.is_block}
+            unscaled[tower, layer] = decays[tower]._unscaled(layer.index, layer.depth)
+        blocks = [(tower, layer) for tower, layer in unscaled if layer.is_block]
         for tower in decays.keys() - {"", *(tower for tower, _ in blocks)}:
             stacks = dict.fromkeys(layer.tower for layer in layers.values() if layer.is_block)
             why = f"The model has no blocks in a part of this name (its stacks are {first_few(stacks)})"
@@ -165,9 +166,9 @@ class LayerDecay:
         if not blocks and (self.layerwise_decay, self.bound) != (1.0, 1.0):
             why = "The model has no blocks that a decay could follow: give `rules`, or `multipliers` with a decay of 1."
             raise refusal(ValueError, why, layerwise_decay=self, names=[*layers][:3])
-        unscaled = {(tower, at): decays[tower]._unscaled(at.index, at.depth) for tower, at in places.values()}
         mean, factors = self._mean(unscaled[block] for block in blocks), self.factors(layers)
-        return {n: unscaled[at] * decays[at[0]].scale / mean * factors.get(n, 1.0) for n, at in places.items()}
+        scaled = {place: ratio * decays[place[0]].scale / mean for place, ratio in unscaled.items()}
+        return {name: scaled[place] * factors.get(name, 1.0) for name, place in places.items()}
 
     def factors(self, names: Iterable[str]) -> dict[str, float]:
         """Return structured name -> its multiplier, for names that a pattern matches; raise for one without match."""

@@ -22,8 +22,8 @@ def find_layers(
     """Return structured name -> layer, and "measured" or "by names"; `params` are None if only names are known."""
     places, numbered = _apply_rules(list(params), rules)
     parts = {} if model is None else dict(model.named_sublayers(include_self=True))
-    measured = None if example is None else forward_pass(model, example, parts, params)
-    found: Any = measured and MeasuredModel(measured, parts, params, places)
+    graph = None if example is None else forward_pass(model, example, parts, params)
+    found: Any = graph and MeasuredModel(graph, parts, params, places)
     how, advice, doubts = "measured", "`rules`", found.doubts if found else []
     if not (found and found.layers):
         how, advice = "by names", "`example=`, a batch for one forward pass, or `rules`"

@@ -1,7 +1,6 @@
 """LayerMap: the layer of each parameter of a model, and its learning rate, planned or read from an optimizer."""
 
 import contextlib
-import dataclasses
 import warnings
 from collections.abc import Iterable
 from typing import Any, Callable, Optional
@@ -180,10 +179,10 @@ class LayerMap:
                 entries.append((self._layers[name], None if param is None else int(param.size), rates[name]))
         return entries
 
-    def plot(self, path: Path, *plan: Any, **settings: Any) -> str:
+    def plot(self, path: Path, *plan: Any, **options: Any) -> str:
         """Draw a `table` of the other arguments as boxes, coloured by rate, into a .png, .svg or .pdf file."""
-        return plot_table(self.table(*plan, **settings), path)
+        return plot_table(self.table(*plan, **options), path)
 
     def fingerprint(self) -> dict[str, list[Any]]:
         """Return structured name -> [tower, layer id, depth]: the identity of the map, for JSON."""
-        return {name: list(dataclasses.astuple(layer)) for name, layer in self._layers.items()}
+        return {name: [layer.tower, layer.index, layer.depth] for name, layer in self._layers.items()}

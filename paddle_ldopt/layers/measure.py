@@ -19,7 +19,7 @@ from .decay import STATISTICS
 Example = Union[paddle.Tensor, tuple[Any, ...], list[Any], Mapping[str, Any], Callable[[Sublayer], Any]]
 # names of nodes that only prepare a parameter for its use
 _SAME_VALUE = ("Cast", "Reshape", "Transpose", "Scale", "Assign", "Slice", "Split", "Squeeze", "Unsqueeze", "Expand")
-_Record = tuple[str, list[Any], list[Any]]  # path of a sublayer, ends of its arguments, of its outputs
+_RawCall = tuple[str, list[Any], list[Any]]  # path of the sublayer, ends of its arguments, of its outputs
 
 
 class Call(NamedTuple):
@@ -58,26 +58,26 @@ def _ends(value: Any, depth: int = 0, seen: Optional[set[int]] = None) -> list[A
     return [end for item in value for end in _ends(item, depth + 1, seen)] if depth < 7 else []
 
 
-class Pass:
-    """The calls and the graph of a forward pass. Nodes are numbers, above those of the nodes they are computed from."""
+class Graph:
+    """The graph and the calls of a forward pass. Nodes are numbers, above those of the nodes they are computed from."""
 
-    def __init__(self, records: list[_Record], params: Mapping[str, paddle.Tensor]) -> None:
+    def __init__(self, raw_calls: list[_RawCall], params: Mapping[str, paddle.Tensor]) -> None:
         self.below: list[tuple[int, ...]] = []  # the nodes that each node is computed from directly
         self._same: set[int] = set()
         self.concats: set[int] = set()  # nodes that put tensors beside each other
         self._number: dict[int, int] = {}
-        for record in records:
-            for end in record[2]:
+        for _, _, results in raw_calls:
+            for end in results:
                 self._add(grad_node(end) if isinstance(end, paddle.Tensor) else end)
         self.above: list[list[int]] = [[] for _ in self.below]  # the reverse
         for node, lower in enumerate(self.below):
             for below in lower:
                 self.above[below].append(node)
         self.calls: dict[str, list[Call]] = {}  # path of a sublayer -> its calls, in their order
-        for path, ends, results in records:
+        for path, ends, results in raw_calls:
             if outputs := self._known(results):
                 self.calls.setdefault(path, []).append(Call(self._known(ends[:1]), self._known(ends), outputs))
-        self.results = self._known(records[-1][2])  # of the whole pass
+        self.results = self._known(raw_calls[-1][2])  # of the whole pass
         self.leaves = {name: node for name, param in params.items() for node in self._known([param])}  # if used
 
     def _add(self, root: Any) -> None:
@@ -125,27 +125,27 @@ class Pass:
 
 
 def forward_pass(
-    model: Sublayer, example: Example, layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]
-) -> Pass:
-    """Run a model on `example` in evaluation mode; `layers` are its named sublayers and itself."""
+    model: Sublayer, example: Example, parts: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]
+) -> Graph:
+    """Run a model on `example` in evaluation mode; `parts` are its named sublayers and itself."""
     if isinstance(example, paddle.Tensor):
         example = (example,)
     if not isinstance(example, (tuple, list, Mapping)) and not callable(example):
         raise wrong_type(example, "example", "a Tensor, a tuple or list, a dict, or a callable that runs the model")
-    records: list[_Record] = []
+    raw_calls: list[_RawCall] = []
     hooks, started = [], defaultdict[str, list[Any]](list)  # the arguments of calls that have not ended
     enter = lambda path, _, args, kwargs: started[path].append(_ends([args, kwargs]))  # noqa: E731
-    leave = lambda path, _, args, outputs: records.append((path, started[path].pop(), _ends(outputs)))  # noqa: E731
-    with random_states_kept(), _as_it_was(layers, params), paddle.enable_grad():
+    leave = lambda path, _, args, outputs: raw_calls.append((path, started[path].pop(), _ends(outputs)))  # noqa: E731
+    with random_states_kept(), count_writes(), _as_it_was(parts, params), paddle.enable_grad():
         try:
-            for path, layer in layers.items():
-                hooks.append(layer.register_forward_pre_hook(functools.partial(enter, path), with_kwargs=True))
-                hooks.append(layer.register_forward_post_hook(functools.partial(leave, path)))
+            for path, part in parts.items():
+                hooks.append(part.register_forward_pre_hook(functools.partial(enter, path), with_kwargs=True))
+                hooks.append(part.register_forward_post_hook(functools.partial(leave, path)))
             if isinstance(example, Mapping):
                 result = model(**example)
             else:
                 result = example(model) if callable(example) else model(*example)
-            records.append(("", [], _ends(result)))
+            raw_calls.append(("", [], _ends(result)))
         except Exception as error:
             cause = f"{type(error).__name__}: {str(error).strip()[-300:]}"
             failed = f"The forward pass that measures the model's layers failed ({cause})."
@@ -154,27 +154,26 @@ def forward_pass(
         finally:
             for hook in hooks:
                 hook.remove()
-        measured = Pass(records, params)
-    if not measured.leaves:
+        graph = Graph(raw_calls, params)
+    if not graph.leaves:
         failed = "The result of the forward pass depends on no parameter. Give another `example`."
         raise refusal(ValueError, failed, example=example)
-    return measured
+    return graph
 
 
 @contextlib.contextmanager
-def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]) -> Iterator[None]:
+def _as_it_was(parts: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]) -> Iterator[None]:
     """Put a model into evaluation mode with all gradients, out of `to_static`; restore everything at the end."""
     to_static = ProgramTranslator.get_instance().enable_to_static
-    modes = [(layer, layer.training) for layer in layers.values()]
+    modes = [(part, part.training) for part in parts.values()]
     frozen = [p for n, p in params.items() if p.stop_gradient and p.is_floating_point() and not n.endswith(STATISTICS)]
-    buffers = [(of, key, buffer) for of in layers.values() for key, buffer in of.named_buffers(include_sublayers=False)]
+    buffers = [(of, key, buffer) for of in parts.values() for key, buffer in of.named_buffers(include_sublayers=False)]
     written = [*(p for n, p in params.items() if n.endswith(STATISTICS)), *(buffer for _, _, buffer in buffers)]
     values = [(tensor, tensor.clone()) for tensor in written if tensor._is_initialized()]
-    count_writes()
     writes = {name: write_of(p) for name, p in params.items() if p._is_initialized() and not name.endswith(STATISTICS)}
     try:
-        for layer, _ in modes:
-            layer.training = False
+        for part, _ in modes:
+            part.training = False
         for param in frozen:
             param.stop_gradient = False
         paddle.jit.enable_to_static(False)  # a static graph would hide its parameters
@@ -183,10 +182,10 @@ def _as_it_was(layers: Mapping[str, Sublayer], params: Mapping[str, paddle.Tenso
         paddle.jit.enable_to_static(to_static)
         for param in frozen:
             param.stop_gradient = True
-        for layer, training in modes:
-            layer.training = training
-        for layer, key, buffer in buffers:
-            setattr(layer, key, buffer)
+        for part, training in modes:
+            part.training = training
+        for part, key, buffer in buffers:
+            setattr(part, key, buffer)
         for tensor, value in values:
             if (tensor.numpy() != value.numpy()).any():  # `equal_all` knows no half precision
                 tensor.set_value(value)

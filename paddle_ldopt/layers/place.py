@@ -12,8 +12,8 @@ from paddle import Tensor, nn
 from .._checks import first_few, quoted, refusal
 from .._compat import is_norm
 from .decay import STATISTICS, Layer, NoBlocksError, lowest
-from .measure import Pass, from_to, union
-from .towers import Measured, Tree, ancestors, tower_for
+from .measure import Graph, from_to, union
+from .towers import Order, Tree, ancestors, tower_for
 
 
 class MeasuredModel:
@@ -24,13 +24,13 @@ class MeasuredModel:
     """
 
     def __init__(
-        self, measured: Pass, parts: Mapping[str, nn.Layer], params: Mapping[str, Tensor], placed: Mapping[str, int]
+        self, graph: Graph, parts: Mapping[str, nn.Layer], params: Mapping[str, Tensor], placed: Mapping[str, int]
     ) -> None:
-        self.measured, self.tree, self.placed = measured, Tree(params), placed
-        self.order = Measured(self.tree, parts, self.measured)
+        self.graph, self.tree, self.placed = graph, Tree(params), placed
+        self.order = Order(self.tree, parts, graph)
         self.towers = self.order.towers
-        self._bits = {name: 1 << i for i, name in enumerate(self.measured.leaves)}
-        self._leaves = {node: self._bits[name] for name, node in self.measured.leaves.items()}
+        self._bits = {name: 1 << i for i, name in enumerate(self.graph.leaves)}
+        self._leaves = {node: self._bits[name] for name, node in self.graph.leaves.items()}
         self._fed: dict[str, dict[int, int]] = {name: {} for name in self._bits}  # tower -> layer id of its first use
         tables = self._trace()
         self.layers = {name: layer for tower in self.towers for name, layer in tower.layers(self.tree).items()}
@@ -57,8 +57,8 @@ class MeasuredModel:
             if not blocks:
                 problem = "Found no blocks in the forward pass, parts alike that follow one another: give `rules`."
                 raise refusal(NoBlocksError, problem, names=first_few(self.tree.names, 8))
-            leaves, uses = self.measured.leaves, self.measured.uses  # behind these blocks is the head
-            made = self.measured.collect({leaves[name]: 1 for name in blocks if name in leaves})
+            leaves, uses = self.graph.leaves, self.graph.uses  # behind these blocks is the head
+            made = self.graph.collect({leaves[name]: 1 for name in blocks if name in leaves})
             behind = {name: any(made[node] for node in uses(name)) for name in leaves.keys() - blocks}
             self.layers = {name: Layer("", int(is_head), 0) for name, is_head in behind.items()}
         self.layers.update({name: self._beside(name) for name in unused})
@@ -87,9 +87,9 @@ class MeasuredModel:
     def _bypassing(self) -> list[str]:
         """Return embeddings that also reach a head past all blocks and adapters: a new stem, as a ViT adapter's."""
         placed = {name: self.layers[name] for name in self._bits if name in self.layers}
-        uses = {name: self.measured.uses(name) for name in placed}
+        uses = {name: self.graph.uses(name) for name in placed}
         inner = {node for name, layer in placed.items() if layer.is_block for node in uses[name]}
-        below = self.measured.collect(self._leaves, frozenset(inner | self._ends))
+        below = self.graph.collect(self._leaves, frozenset(inner | self._ends))
         heads = {node for name, layer in placed.items() if layer.is_head for node in uses[name]}
         past, alone = (union(below[n] for n in heads if made or not self._made[n]) for made in (True, False))
         first = [n for n, layer in placed.items() if not layer.index and not any(self._made[use] for use in uses[n])]
@@ -108,9 +108,9 @@ class MeasuredModel:
         for t, index, _, outputs in self._calls:
             bits = 1 << t | (index == self.towers[t].depth) << len(self.towers) + t
             ends.update({node: ends.get(node, 0) | bits for node in outputs})
-        self._made, self._ends = self.measured.collect(ends), {*ends}
-        below = self.measured.collect(self._leaves, frozenset(ends))
-        self._in_result = union(below[node] for node in self.measured.results)
+        self._made, self._ends = self.graph.collect(ends), {*ends}
+        below = self.graph.collect(self._leaves, frozenset(ends))
+        self._in_result = union(below[node] for node in self.graph.results)
         tables: set[str] = set()
         for t, index, inputs, outputs in self._calls:
             fed = union(self._leaves.get(node, 0) | (0 if node in ends else below[node]) for node in inputs)
@@ -119,7 +119,7 @@ class MeasuredModel:
                 for name in self._named(bits):
                     self._fed[name][t] = min(layer_id, self._fed[name].get(t, layer_id))
             if index == 1 < self.towers[t].depth and len(outputs) > 1:
-                started = self.measured.collect(dict.fromkeys({*inputs, *ends}, 1))
+                started = self.graph.collect(dict.fromkeys({*inputs, *ends}, 1))
                 if any(started[node] for node in outputs):
                     tables.update(self._named(union(below[node] for node in outputs if not started[node])))
         for name in tables:
@@ -131,7 +131,7 @@ class MeasuredModel:
 
     def _outside(self, name: str) -> Optional[Layer]:
         """Return the layer of a parameter, None if neither a block nor the result depends on it."""
-        fed, uses = self._fed[name], self.measured.uses(name)
+        fed, uses = self._fed[name], self.graph.uses(name)
         made = [self._made[node] for node in uses]
         if fed and made:
             common = functools.reduce(operator.and_, made)
@@ -144,7 +144,7 @@ class MeasuredModel:
         if fed:
             return tower_for(self.towers, self.towers).layer(0)
         while uses and not any(self._made[node] for node in uses):  # the exponential of a temperature
-            uses = {above for node in uses for above in self.measured.above[node]}
+            uses = {above for node in uses for above in self.graph.above[node]}
         towers = union(self._made[node] for node in uses)
         return self._head(self._last(towers)) if towers or self._in_result & self._bits[name] else None
 

@@ -114,8 +114,7 @@ def _span(ends: Optional[Ends], form: str) -> str:
 
 
 def _share(count: Optional[int], total: int) -> str:
-    words = {None: "-", total: "yes", 0: "no"}
-    return words.get(count, f"{count} of {total}")
+    return {None: "-", total: "yes", 0: "no"}.get(count, f"{count} of {total}")
 
 
 def _count(elements: Optional[int]) -> str:

@@ -10,7 +10,7 @@ from paddle import nn
 
 from .._compat import is_norm
 from .decay import STATISTICS, Layer
-from .measure import Call, Pass, from_to
+from .measure import Call, Graph, from_to
 
 Block = tuple[str, ...]  # the paths of a block: one, or the halves of it
 _LISTS = (nn.Sequential, nn.LayerList, nn.LayerDict)
@@ -105,18 +105,18 @@ def tower_for(some: list[Tower], every: list[Tower]) -> Tower:
     return some[0] if len(some) == 1 else Tower("", "", deepest)
 
 
-class Measured:
-    """The parts of a model in the order of a forward pass."""
+class Order:
+    """The parts of a model in the order of a forward pass, and the towers that they make."""
 
-    def __init__(self, tree: Tree, layers: Mapping[str, nn.Layer], measured: Pass) -> None:
-        self.tree, self.measured = tree, measured
-        self.classes = {path: type(layers.get(path)) for path in tree.inside}
+    def __init__(self, tree: Tree, parts: Mapping[str, nn.Layer], graph: Graph) -> None:
+        self.tree, self.graph = tree, graph
+        self.classes = {path: type(parts.get(path)) for path in tree.inside}
         self._lists = {path for path, cls in self.classes.items() if issubclass(cls, _LISTS)}
         self.calls: dict[str, list[Call]] = {}  # of a part that is never called, such as a list, those within
         for path in sorted(tree.inside, key=lambda path: -path.count(".") if path else 1):
-            parts = sorted((child for child in tree.children.get(path, []) if child in self.calls), key=self._when)
-            within = from_to(self.calls[parts[0]], self.calls[parts[-1]]) if parts else []
-            if calls := measured.calls.get(path) or within:
+            inner = sorted((child for child in tree.children.get(path, []) if child in self.calls), key=self._when)
+            within = from_to(self.calls[inner[0]], self.calls[inner[-1]]) if inner else []
+            if calls := graph.calls.get(path) or within:
                 self.calls[path] = calls
         self._bit = {path: 1 << i for i, path in enumerate(self.calls)}
         seeds: dict[int, int] = {}
@@ -124,7 +124,7 @@ class Measured:
             for node in {node for call in calls for node in call.outputs}:
                 seeds[node] = seeds.get(node, 0) | self._bit[path]
         # for each node the bits of the parts that compute it and of the parts before it
-        self._made = [bits | seeds.get(node, 0) for node, bits in enumerate(measured.collect(seeds))]
+        self._made = [bits | seeds.get(node, 0) for node, bits in enumerate(graph.collect(seeds))]
         self.towers = self._joined(self._stacks(), in_sequence=True)
 
     def _when(self, path: str) -> int:
@@ -224,7 +224,7 @@ class Measured:
         for block in run.blocks:
             item, outputs = block[0], self.calls[block[0]][0].outputs
             # a part that returns the sum of its last block only holds its blocks; DenseNet's layers are parts of one
-            ends = outputs if self.measured.concats.isdisjoint(outputs) else ()
+            ends = outputs if self.graph.concats.isdisjoint(outputs) else ()
             lists = [t for t in self._outermost(runs, item) if t.is_list or self.calls[t.paths[-1]][0].outputs == ends]
             of_item = [block for stack in lists for block in stack.blocks]
             share = tree.weight(*[path for stack in lists for path in stack.paths])

@@ -168,7 +168,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
         """Paddle's AdamW kernel, or the rule if no kernel is exact."""
         inputs, rates, by_rule, update_by_rule = [], dict[Any, Any](), list[int](), None
         tables = [self._accumulators.get(self.state_key(name), {}) for name in self.states({}, ())]
-        for i, (param, grad, scale, setting) in enumerate(zip(*rows[:4])):
+        for i, (param, grad, scale, variant) in enumerate(zip(*rows[:4])):
             name, double, master = param.name, False, None
             state = [table.get(name) for table in tables]
             # types are the same object; any other check takes as long as the kernel
@@ -188,10 +188,10 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
                 elif grad.dtype != param.dtype:
                     grad = grad.astype(param.dtype)  # the only type that the kernel takes
                 double = param.dtype == paddle.float64
-            options, key = rows.options[setting], (setting, scale, double)
+            options, key = rows.options[variant], (variant, scale, double)
             if key not in rates:
                 number = np.float64 if double else np.float32
-                rates[key] = paddle.full([], float(number(rows.rates[setting]) * number(scale)), number.__name__)
+                rates[key] = paddle.full([], float(number(rows.rates[variant]) * number(scale)), number.__name__)
             numbers = options["beta1"], options["beta2"], options["epsilon"], 1.0, options["weight_decay"], True
             more = options["lazy_mode"], 1000, master is not None, False, False
             inputs.append((param, grad, rates[key], *state[:2], None, *state[2:], master, None, *numbers, *more))

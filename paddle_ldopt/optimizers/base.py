@@ -42,9 +42,11 @@ from .states import (
 )
 from .step import OneStep, Rows
 
+_NO_GROUP: Values = {}  # one object: a step knows groups by their id
+
 
 class LayerwiseOptimizer(OneStep):
-    """Base of our optimizers; it precedes Paddle's class."""
+    """Base of our optimizers: arguments, groups and states. It precedes Paddle's class; `OneStep` has the step."""
 
     OPTIONS: ClassVar[dict[str, Option]] = {}
     counts_steps = True  # whether the state `STEP` is a number of steps
@@ -182,7 +184,7 @@ class LayerwiseOptimizer(OneStep):
     def group_of(self, param: Tensor) -> Values:
         if param.name not in self._groups:
             if not self._parameter_list or not isinstance(self._parameter_list[0], dict):
-                return {}
+                return _NO_GROUP
             self._groups = {param.name: group for group in self._param_groups for param in group["params"]}
         return self._groups[param.name]
 
@@ -301,10 +303,14 @@ class LayerwiseOptimizer(OneStep):
         if self._parameter_list is None and self.hook is not None:
             check_hook(self, params)
 
+    def own_rate_error(self, **received: Any) -> Exception:
+        how = "by `relative_step`" if self._options.get("relative_step") else "from the step"
+        wrong = f"The optimizer sets its rate itself, {how}: build another one."
+        return refusal(RuntimeError, wrong, **received)
+
     def set_lr(self, value: float) -> None:
         if self.sets_own_lr:
-            wrong = "The optimizer sets its rate itself, by its schedule or `relative_step`: build another one."
-            raise refusal(RuntimeError, wrong, value=value)
+            raise self.own_rate_error(value=value)
         super().set_lr(checked_number(value, "value"))
 
     def fused_values(self, options: Values) -> Values:
@@ -312,7 +318,7 @@ class LayerwiseOptimizer(OneStep):
         return {}
 
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
-        """Check the rows; return their update by Paddle's operations, a function of the step number."""
+        """Check the rows; return a function of the step number that updates them by Paddle's operations."""
         whole_here = _compat.topology() is None or self.finder.is_whole(self._parameter_list)
         if whole_here and not any(map(Tensor.is_dist, rows.params)):
             return self.batches.prepared(self, rows)

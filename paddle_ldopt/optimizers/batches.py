@@ -166,9 +166,9 @@ class Batches:
 
         def update(count: Optional[float]) -> None:
             for batch, members, scale in units:
-                setting, grads = rows.settings[members[0]], list(map(rows.grads.__getitem__, members))
+                variant, grads = rows.variants[members[0]], list(map(rows.grads.__getitem__, members))
                 with _dygraph_place_guard(batch.params[0].place):  # new numbers are made on the current device
-                    batch.update(grads, rows.rates[setting] * scale, rows.options[setting], count)
+                    batch.update(grads, rows.rates[variant] * scale, rows.options[variant], count)
 
         return update
 
@@ -181,7 +181,7 @@ class Batches:
             sharing[param.data_ptr()] += 1
             rows.grads[i] = grad = in_shape(grad, param)
             types = param.dtype, grad.dtype, str(param.place)
-            form = sharing[param.data_ptr()], tuple(param.shape), types, rows.settings[i]
+            form = sharing[param.data_ptr()], tuple(param.shape), types, rows.variants[i]
             if 0 not in param.shape:
                 alike.setdefault(form, []).append(i)
         units = []
@@ -243,7 +243,7 @@ def prepared_shards(optimizer: "LayerwiseOptimizer", rows: "Rows", shards: dict[
             param, row = optimizer.finder.params[name], row_of.get(name)
             waited_for = shard.span == (0, 0) and not param.stop_gradient and name not in optimizer.missing.names
             if row is not None:
-                options, lr = rows.options[rows.settings[row]], rows.rates[rows.settings[row]] * rows.scales[row]
+                options, lr = rows.options[rows.variants[row]], rows.rates[rows.variants[row]] * rows.scales[row]
                 tensors = rows.params[row], rows.grads[row]
                 running.append((shard, *started(optimizer, *tensors, options, lr, shard, count)))
             elif waited_for and not optimizer.is_elementwise and optimizer.layerwise_ratio(param) != 0.0:

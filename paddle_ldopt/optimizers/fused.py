@@ -173,7 +173,7 @@ def read_structs(optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray
 
     Gradients that are not contiguous are replaced in `rows`.
     """
-    params, grads, settings, plan = rows.params, rows.grads, rows.settings, optimizer.plan
+    params, grads, variants, plan = rows.params, rows.grads, rows.variants, optimizer.plan
     at_row: Any = () if plan is None else list(map(plan.row.get, map(id, params)))
     if plan is None or None in at_row or not plan.is_valid():
         every = list(params)
@@ -201,7 +201,7 @@ def read_structs(optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray
                 left.setdefault(i, f"of the gradient: {why}")
             types[i], at[i] = (0, 0) if i in left else (TYPES[grad.dtype], grad.data_ptr())
     structs["grad"], structs["grad_type"], structs["grad_scale"] = at, types, 1.0
-    values, bits = list[Values](), list[int]()  # of each setting
+    values, bits = list[Values](), list[int]()  # of each variant
     for options in rows.options:
         eps = options["eps"] if "eps" in options else options["epsilon"]
         eps = eps if isinstance(eps, (tuple, list)) else (eps,)
@@ -212,11 +212,11 @@ def read_structs(optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray
         for eps in values[-1]["eps"]:
             if 0.0 < eps < _SMALLEST:
                 why = f"an epsilon below {_SMALLEST:.1e} is 0 in float32 there"
-                left.update((i, why) for i, setting in enumerate(settings) if rows.options[setting] is options)
+                left.update((i, why) for i, variant in enumerate(variants) if rows.options[variant] is options)
     for field in values[0].keys() & _FIELDS:
-        structs[field] = np.array(list(map(operator.itemgetter(field), values)))[settings]
-    structs["flags"] &= np.array(bits, "i4")[settings]
-    structs["lr"] = np.array(rows.rates, "f4")[settings] * np.array(rows.scales, "f4")
+        structs[field] = np.array(list(map(operator.itemgetter(field), values)))[variants]
+    structs["flags"] &= np.array(bits, "i4")[variants]
+    structs["lr"] = np.array(rows.rates, "f4")[variants] * np.array(rows.scales, "f4")
     if left and optimizer.fused:
         i, why = next(iter(left.items()))
         refuse_fused(True, f"for parameter '{params[i].name}': {why}")

@@ -98,17 +98,17 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
     A hook returns a ratio (in a static graph a variable), or None after multiplying
     ``param.optimize_attr["learning_rate"]``, which is restored.
     """
-    settings = (layerwise_decay, name_dict, n_layers)
+    leading = (layerwise_decay, name_dict, n_layers)
     try:
         signature = inspect.signature(hook)
         without_default = [p for p in signature.parameters.values() if p.default is p.empty]
         required = [p for p in without_default if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         if len(required) != 1:
-            signature.bind(*settings, None)
+            signature.bind(*leading, None)
     except (TypeError, ValueError):
         must = "`set_param_lr_fun` must take (layerwise_decay, name_dict, n_layers, param) or (param)."
         raise refusal(TypeError, must, set_param_lr_fun=hook) from None
-    call = hook if len(required) == 1 else functools.partial(hook, *settings)
+    call = hook if len(required) == 1 else functools.partial(hook, *leading)
     if len(required) == 1:
         only = required[0]
         if only.kind is only.KEYWORD_ONLY:  # partial(hook, decay_rate=..., name_dict=..., n_layers=...)
@@ -144,6 +144,21 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
 # ---- optimizers
 
 
+def ratios_of(layers: Any, layerwise_decay: Any) -> dict[str, float]:
+    """Return ``param.name`` -> ratio of the parameters in a LayerMap."""
+    if not hasattr(layers, "ratios") or isinstance(layers, type):
+        raise refusal(TypeError, "`layers` must be a LayerMap.", f"layers={type(layers).__name__}")
+    if not layers.name_dict:
+        wrong = "A map made by `from_names` does not know the parameters: use `LayerMap.from_model`."
+        raise refusal(ValueError, wrong, layers=layers)
+    ratios = layers.ratios(layerwise_decay)
+    if as_decay(layerwise_decay).preserve_mean and (frozen := layers.frozen_blocks(ratios)):
+        effect = "Blocks whose parameters are all frozen count in the mean of `preserve_mean`, so the others"
+        advice = "train faster: freeze them by `freeze_below`, or leave `preserve_mean` out."
+        warnings.warn(problem(f"{effect} {advice}", frozen=first_few(frozen)), stacklevel=5)
+    return {tensor: ratios[name] for tensor, name in layers.name_dict.items()}
+
+
 class LayerRates(LayerwiseInterface, Optimizer):
     """A mixin that multiplies each parameter's rate by its layer's ratio; it precedes Paddle's class."""
 
@@ -152,18 +167,9 @@ class LayerRates(LayerwiseInterface, Optimizer):
     _dtype: Any  # Paddle's: type of the rate
 
     def set_layers(self, layers: Any, layerwise_decay: Any) -> None:
-        if not hasattr(layers, "ratios") or isinstance(layers, type):
-            raise refusal(TypeError, "`layers` must be a LayerMap.", f"layers={type(layers).__name__}")
-        if not layers.name_dict:
-            wrong = "A map made by `from_names` does not know the parameters: use `LayerMap.from_model`."
-            raise refusal(ValueError, wrong, layers=layers)
-        decay, ratios = as_decay(layerwise_decay), layers.ratios(layerwise_decay)
-        if decay.preserve_mean and (frozen := layers.frozen_blocks(ratios)):
-            effect = "Blocks whose parameters are all frozen count in the mean of `preserve_mean`, so the others"
-            advice = "train faster: freeze them by `freeze_below`, or leave `preserve_mean` out."
-            warnings.warn(problem(f"{effect} {advice}", frozen=first_few(frozen)), stacklevel=4)
-        self.layers, self.decay, self.structured_names = layers, decay, layers.name_dict
-        self.ratios = {tensor: ratios[name] for tensor, name in layers.name_dict.items()}
+        self.ratios = ratios_of(layers, layerwise_decay)
+        self.layers, self.decay, self.structured_names = layers, as_decay(layerwise_decay), layers.name_dict
+        self.n_layers = layers.n_layers
 
     def layerwise_ratio(self, param: Tensor) -> Any:
         """Return a parameter's current ratio, without the factors of groups and ParamAttr."""
@@ -181,6 +187,7 @@ class LayerRates(LayerwiseInterface, Optimizer):
         return super()._create_global_learning_rate()
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
+        """Return a rate for Paddle's loop, static graphs and tables; our step does not call it (`OneStep._rows`)."""
         lr, ratio = super()._create_param_lr(param_and_grad), self.layerwise_ratio(param_and_grad[0])
         if isinstance(ratio, float):
             return lr if ratio == 1.0 else lr * ratio
@@ -232,14 +239,13 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     if has_single_lr(plain):
         wrong = f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay."
         raise refusal(TypeError, f"{wrong} Use another optimizer.", f"optimizer={name}")
-    rates = LayerRates.__new__(LayerRates)
-    rates.set_layers(layers, layerwise_decay)
+    ratios, decay = ratios_of(layers, layerwise_decay), as_decay(layerwise_decay)
     for param in parameters_of(inner):
-        rates.layerwise_ratio(param)  # raises if the map lacks it
+        layers.name_of(param.name)  # raises if the map lacks it
     warn_of_absolute_rates(inner._param_groups or [])
     inner.__class__ = _layerwise_class(plain)  # in place: wrappers and schedules already hold this object
-    more = {"layerwise_decay": layerwise_decay, "n_layers": layers.n_layers, "_lr_asked": set()}
-    vars(inner).update(vars(rates), **more)
+    inner.layers, inner.layerwise_decay, inner.decay, inner.ratios = layers, layerwise_decay, decay, ratios
+    inner.structured_names, inner.n_layers, inner._lr_asked = layers.name_dict, layers.n_layers, set()
     return optimizer
 
 

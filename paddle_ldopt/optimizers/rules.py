@@ -61,7 +61,8 @@ class RuleOptimizer(LayerwiseOptimizer):
             return param - lr * moment / square.sqrt(), {"moment1": moment}
 
     It may also declare `fused_rule` and `fused_values` (the rule in the C library), `check_together` (options that
-    exclude each other), and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_initial_lr`.
+    exclude each other), and, if it sets its rate, `sets_own_lr`, `lr_now_and_peak`, `_initial_lr`, `reports_lr` (if so,
+    its method `used_lr` returns ``param.name`` -> rate of the last step).
 
     Args:
         batch_bytes: the size limit of parameters that are updated together. A step needs up to twelve times this as
@@ -112,7 +113,7 @@ class RuleOptimizer(LayerwiseOptimizer):
 
     def set_lr_scheduler(self, scheduler: Any) -> None:
         if self.sets_own_lr and self.lr_function is None:
-            raise refusal(RuntimeError, "`relative_step` sets the rate from the step.", scheduler=scheduler)
+            raise self.own_rate_error(scheduler=scheduler)
         super().set_lr_scheduler(scheduler)
         self.lr_function, self.sets_own_lr = None, False
 

@@ -6,7 +6,6 @@ columns [..., 1, C]; in a stack [k, ..., R, C], of each parameter.
 """
 
 import copy
-import itertools
 import math
 import weakref
 from collections.abc import Generator, Sequence
@@ -256,21 +255,25 @@ class ShardFinder:
         """Return name -> `Shard`; all processes must call this together."""
         if self._found_for[0] is parameter_list and self._found_for[1] is topology():
             return self._found
-        if not self.is_sliced(parameter_list):
-            found = {name: self._part(param) for name, param in self.params.items()}
+        hcg, found = topology(), {}
+        if self.is_sliced(parameter_list):
+            mine = {param.name: param.shape[0] for param in parameter_list if param._is_initialized()}
+            lengths = list[dict[str, int]]()  # of each process's slices, with padding at the end of a parameter
+            dist.all_gather_object(lengths, mine, group=hcg.get_sharding_parallel_group())
+            for name, param in self.params.items():
+                size, end, spans = math.prod(self._shapes[name]), 0, []
+                for of_process in lengths:
+                    begin, end = end, min(end + of_process.get(name, 0), size)
+                    spans.append((begin, end))
+                begin, end = spans[hcg.get_sharding_parallel_rank()]
+                if (0, size) in spans:  # one process has the whole
+                    if begin < end:
+                        found[name] = self._part(param, None, size)
+                elif spans[-1][1] > 0:  # else no process has it: it is frozen
+                    found[name] = self._part(param, (begin, end) if begin < end else (0, 0), end - begin)
         else:
-            sizes = {param.name: param.shape[0] for param in parameter_list if param._is_initialized()}
-            all_sizes, found = list[dict[str, int]](), {}
-            dist.all_gather_object(all_sizes, sizes, group=topology().get_sharding_parallel_group())
-            for name, shape in self._shapes.items():
-                size, ends = math.prod(shape), [0, *itertools.accumulate(have.get(name, 0) for have in all_sizes)]
-                spans = [(min(begin, size), min(end, size)) for begin, end in zip(ends, ends[1:])]  # padding comes last
-                begin, end = spans[topology().get_sharding_parallel_rank()]
-                whole = (0, size) in spans  # in one process
-                if ends[-1] and not (whole and begin == end):
-                    span = None if whole else (begin, end) if begin < end else (0, 0)
-                    found[name] = self._part(self.params[name], span, end - begin)
-        self._found, self._found_for = found, (parameter_list, topology())
+            found = {name: self._part(param) for name, param in self.params.items()}
+        self._found, self._found_for = found, (parameter_list, hcg)
         return found
 
     def is_whole(self, parameter_list: Any) -> bool:

@@ -9,7 +9,7 @@ from paddle import Tensor, _C_ops
 from paddle.optimizer.lr import LambdaDecay, LRScheduler
 
 from .._checks import checked_number, checked_state, refusal, shown, wrong_type
-from .._compat import count_writes, dtype_name, parameters_of, write_of
+from .._compat import count_writes_for_ever, dtype_name, parameters_of, write_of
 
 # One number per element of the parameter, per row, per column (of the last two axes), or a single number.
 ELEMENT, ROW, COLUMN, SCALAR = "element", "row", "column", "scalar"
@@ -89,8 +89,10 @@ class StepFunction:
 
 def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
     """Update the masters of parameters that were written since the last step."""
-    count_writes()
-    for param in params if hasattr(optimizer, "writes") else ():
+    if not hasattr(optimizer, "writes") or not optimizer._master_weights:
+        return
+    count_writes_for_ever()  # a parameter may be written between any two steps
+    for param in params:
         master = optimizer._master_weights.get(param.name)
         write = write_of(param), write_of(optimizer.finder.params.get(param.name, param))  # it may be a slice
         if master is None or optimizer.writes.get(param.name) == write or not optimizer.has_master(param):
@@ -139,7 +141,8 @@ def unified_name(key: str, names: set[str]) -> str:
     """Return the key in PaddleNLP's unified checkpoints."""
     if _INFIX in key:
         return key
-    ending = next((f"_{name}_0" for name in names if key.endswith(f"_{name}_0")), None)
+    endings = [f"_{name}_0" for name in names if key.endswith(f"_{name}_0")]
+    ending = max(endings, key=len, default=None)  # one state's name may end another's
     return key if ending is None else key[: -len(ending)] + _INFIX + ending[1:]
 
 

@@ -1,16 +1,16 @@
 """The one way of a step.
 
-    step, minimize, apply_gradients and fleet's wrappers
-      -> OneStep.update         overflow? clipping, ratios, rates, options: so far nothing has moved
-           -> read_structs      the C library, on a CPU
-           -> Batch.update      the rule, on stacks of parameters of one shape, by Paddle's operations; of AdamWDL
-                                Paddle's AdamW kernel; tensors split over processes in `prepared_shards`
+    step, minimize, apply_gradients and fleet's wrappers find pairs (parameter, gradient)
+      -> OneStep.update         an overflow skips the step; so far nothing has moved
+           -> _read, _rows      clipping; each row's ratio, options and rate; who updates it:
+           -> update_fused      the C library, on a CPU
+           -> prepared          Paddle's operations: the rule on stacks of one shape (`batches`), Paddle's AdamW kernel
+                                (`AdamWDL`), tensors split over processes (`prepared_shards`)
 
 In a static graph and in `dist.shard_optimizer`, Paddle's `_append_optimize_op` runs the same rule for each parameter.
 """
 
 import contextlib
-import itertools
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -40,23 +40,23 @@ from .states import Values, refresh_masters
 _HALF = {paddle.float16, paddle.bfloat16}
 _FLOATS = {*_HALF, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
-_NO_GROUP: Values = {}
 Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
 
 class Rows(NamedTuple):
-    """The parameters of a step as columns. A setting is a set of options and a rate."""
+    """The parameters of a step as columns: row i takes a step at `rates[variants[i]] * scales[i]`."""
 
     params: list[Tensor]
     grads: list[Tensor]
     scales: list[float]  # ParamAttr's or the group's factor, times the layer's ratio
-    settings: list[int]
-    options: list[Values]  # of each setting
-    rates: list[float]  # of each setting
+    variants: list[int]  # each row's index in the next two; equal groups share a variant
+    options: list[Values]
+    rates: list[float]
 
     def take(self, chosen: list[int]) -> "Rows":
-        columns: Any = dict(zip(self._fields[:4], self))
-        return self._replace(**{name: [column[i] for i in chosen] for name, column in columns.items()})
+        columns: Any = self[:4]
+        params, grads, scales, variants = [[column[i] for i in chosen] for column in columns]
+        return Rows(params, grads, scales, variants, self.options, self.rates)
 
 
 class OneStep(LayerRates):
@@ -78,6 +78,7 @@ class OneStep(LayerRates):
     def step(self) -> None:
         groups = self._param_groups
         if not paddle.in_dynamic_mode() or in_to_static_mode() or in_auto_dp_mode() or get_fsdp_context():
+            self._count_in_loop = None  # of a loop that an error ended
             super().step()  # Paddle's loop
             self._end_loop()
         elif not isinstance(groups[0], dict):
@@ -90,8 +91,10 @@ class OneStep(LayerRates):
         grouped = isinstance(params_grads, dict)
         if not paddle.in_dynamic_mode() or in_auto_dp_mode() or get_fsdp_context():
             self.check_graph([param for param, _ in (params_grads["params"] if grouped else params_grads)])
-            done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
             if not grouped:  # one of several groups in `step`
+                self._count_in_loop = None
+            done = super()._apply_optimize(loss, startup_program, params_grads, *args, **kwargs)
+            if not grouped:
                 self._end_loop()
             return done
         if grouped:
@@ -124,9 +127,7 @@ class OneStep(LayerRates):
             self.ratios = {param.name: self.layerwise_ratio(param)}
         if self._count_in_loop is None:
             self._count_in_loop = self.steps_taken() + 1.0 if self.counts_together else 0.0
-        rows = self._rows([pair])
-        refresh_masters(self, rows.params)
-        self.prepared(rows)(self._count_in_loop)
+        self.prepared(self._rows([pair]))(self._count_in_loop)
         return None
 
     def _end_loop(self) -> None:
@@ -148,9 +149,8 @@ class OneStep(LayerRates):
                 self._set_auxiliary_var("found_inf", overflow)  # as Paddle's step does: the scaler reads it
             if overflow:
                 return []
-            hcg = topology()
-            several = hcg is not None
-            if several:
+            hcg = topology()  # None in a single process
+            if hcg is not None:
                 if not self.compared and is_wrapped_step():  # fleet's own step waits for these processes
                     for group in (hcg.get_data_parallel_group(), hcg.get_sharding_parallel_group()):
                         check_same_options(self, group)
@@ -160,24 +160,24 @@ class OneStep(LayerRates):
                     why = "it does not support parameters in shards (tensor parallel, sharding version 2)"
                     refuse_fused(self.fused, why)
             structs, rows, left = self._read(clipped)
-            update_left = None
-            if structs is None or left or several:
-                update_left = self.prepared(rows if structs is None else rows.take(left))
+            by_paddle = None
+            if structs is None or left or hcg is not None:  # others may wait for a process without rows
+                by_paddle = self.prepared(rows if structs is None else rows.take(left))
             count = self.taken
             others_move = len(self.missing.names) < len(self.missing.params)  # perhaps none of this process's
             if self.counts_together and (others_move or any(pairs for _, pairs in clipped)):  # also with ratio 0
                 count = self.steps_taken() + 1.0
             if self.agree is not None:
                 self.agree()
-            if structs is not None:
+            if structs is not None:  # the first change
                 update_fused(structs, count)
-            if update_left is not None:
-                update_left(count)
+            if by_paddle is not None:
+                by_paddle(count)
             self.taken = count
             return []
 
     def _read(self, clipped: list[tuple[Any, Pairs]]) -> tuple[Optional[NDArray[Any]], Rows, list[int]]:
-        """Return the structs for the C library (None: unused), all rows, and the rows left to Paddle's operations."""
+        """Return (structs for the C library or None, all rows, indices of the rows left to Paddle's operations)."""
         pairs, clips, penalty = Pairs(), list[Any](), self.regularization is not None
         for clip, of_clip in clipped:
             pairs += of_clip
@@ -187,20 +187,18 @@ class OneStep(LayerRates):
         if self.hook is not None:
             self.ratios = {param.name: self.hook(self.finder.original(param)) for param, _ in pairs}
         fused = self.fused is not False and bool(pairs) and library_is_usable(self, pairs[0][0])
-        # only settings decide which of the two clips: they round differently, and a resume must be exact
-        by_library = fused and bool(clips) and all(map(can_clip, clips)) and not penalty
-        by_library = by_library and 0.0 not in self.ratios.values()  # their gradients count, too
-        rows = self._rows(pairs if by_library or not (clips or penalty) else self._clipped(clipped))
-        if self._master_weights:
-            refresh_masters(self, rows.params)
+        # only options decide who clips, the library or Paddle: they round differently, and a resume must be exact
+        library_clips = fused and bool(clips) and all(map(can_clip, clips)) and not penalty
+        if library_clips and 0.0 not in self.ratios.values():  # the gradients of frozen layers count, too
+            rows = self._rows(pairs)
+            structs, left = read_structs(self, rows)
+            if not left:  # else Paddle clips: the norm needs all gradients
+                clip_gradients(structs, clipped)
+                return structs, rows, []
+        rows = self._rows(self._clipped(clipped) if clips or penalty else pairs)
         if not fused or not rows.params:
             return None, rows, []
         structs, left = read_structs(self, rows)
-        if by_library and left:  # the norm needs all gradients
-            rows = self._rows(self._clipped(clipped))
-            structs, left = read_structs(self, rows)
-        elif by_library:
-            clip_gradients(structs, clipped)
         return (np.delete(structs, left) if left else structs), rows, left
 
     def _clipped(self, clipped: list[tuple[Any, Pairs]]) -> Pairs:
@@ -220,54 +218,45 @@ class OneStep(LayerRates):
         return every
 
     def _rows(self, pairs: Pairs) -> Rows:
-        params = [param for param, _ in pairs]
-        names = [param.name for param in params]
-        ratios = list(map(self.ratios.get, names)) if self.ratios else [1.0] * len(params)
-        if None in ratios:
-            ratios = list(map(self.layerwise_ratio, params))
-        if 0.0 in ratios:
-            moving = [i for i, ratio in enumerate(ratios) if ratio != 0.0]
-            params, pairs, names = ([column[i] for i in moving] for column in (params, pairs, names))
-            ratios = [ratios[i] for i in moving]
-        if not self._already_create_accumulator.issuperset(names):
-            create_state(self, params)
-        settings, options, rates = self._settings(params, names)
-        attrs = [param.__dict__.get("optimize_attr") or {} for param in params]
-        factors = [attr.get("learning_rate", 1.0) for attr in attrs]  # ParamAttr's; Paddle keeps that of a group there
-        for i, factor in enumerate(factors):
+        """Return the rows of pairs whose ratio is not 0, with their state created and their masters up to date."""
+        rows, has_state = Rows([], [], [], [], [], []), True
+        of_group: dict[Any, int] = {}  # (group, whether it decays) -> variant
+        of_values: dict[Any, int] = {}  # equal groups have one variant
+        for param, grad in pairs:
+            name = param.name
+            ratio = self.ratios.get(name) if self.ratios else 1.0
+            if ratio is None:
+                ratio = self.layerwise_ratio(param)
+            if ratio == 0.0:
+                continue
+            group, decays = self.group_of(param), self.has_weight_decay(param)
+            variant = of_group.get((id(group), decays))
+            if variant is None:
+                options, rate = self.values_now(group)
+                if not decays and "weight_decay" in options:
+                    options["weight_decay"] = 0.0
+                variant = len(rows.rates)
+                with contextlib.suppress(TypeError):  # of an option that is a list
+                    variant = of_values.setdefault((*options.values(), rate), variant)
+                if variant == len(rows.rates):
+                    rows.options.append(options)
+                    rows.rates.append(rate)
+                of_group[id(group), decays] = variant
+            factor = (param.__dict__.get("optimize_attr") or {}).get("learning_rate", 1.0)  # ParamAttr's or the group's
             if isinstance(factor, Tensor):  # Paddle's way to give an absolute rate
-                options.append(options[settings[i]])
-                rates.append(float(factor))
-                settings[i], factors[i] = len(options) - 1, 1.0
-        scales = [factor * ratio for factor, ratio in zip(factors, ratios)]
-        return Rows(params, [grad for _, grad in pairs], scales, settings, options, rates)
-
-    def _settings(self, params: list[Tensor], names: list[str]) -> tuple[list[int], list[Values], list[float]]:
-        settings, options, rates = list[int](), list[Values](), list[float]()
-        known: dict[Any, int] = {}  # (a group, whether it decays), or values of equal groups -> their setting
-        decayed: Any = itertools.repeat(True)
-        if type(self).has_weight_decay is not OneStep.has_weight_decay:
-            decayed = map(self.has_weight_decay, params)
-        elif self._apply_decay_param_fun is not None:
-            decayed = map(self._apply_decay_param_fun, names)
-        groups: Any = list(map(self._groups.get, names, itertools.repeat(_NO_GROUP)))
-        if _NO_GROUP in groups and self._parameter_list and isinstance(self._parameter_list[0], dict):
-            groups = map(self.group_of, params)
-        for group, decays in zip(groups, decayed):
-            key = id(group), bool(decays)
-            if key not in known:
-                chosen, rate = self.values_now(group)
-                if not decays and "weight_decay" in chosen:
-                    chosen["weight_decay"] = 0.0
-                try:
-                    known[key] = known.setdefault((*chosen.values(), rate), len(options))
-                except TypeError:  # an option that is a list
-                    known[key] = len(options)
-                if known[key] == len(options):
-                    options.append(chosen)
-                    rates.append(rate)
-            settings.append(known[key])
-        return settings, options, rates
+                rows.options.append(rows.options[variant])
+                rows.rates.append(float(factor))
+                variant, factor = len(rows.rates) - 1, 1.0
+            rows.params.append(param)
+            rows.grads.append(grad)
+            rows.scales.append(factor * ratio)
+            rows.variants.append(variant)
+            has_state = has_state and name in self._already_create_accumulator
+        if not has_state:
+            create_state(self, rows.params)
+        if self._master_weights:
+            refresh_masters(self, rows.params)
+        return rows
 
 
 def _moving(pairs: Iterable[Any]) -> Pairs:

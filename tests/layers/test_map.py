@@ -133,6 +133,7 @@ def test_a_copied_models_parameters_are_known():
     model, layers = tied()
     copied = copy.deepcopy(copy.deepcopy(model))
     opt = AdamWDL(0.1, parameters=copied.parameters(), layers=layers, layerwise_decay=0.5)
+    assert opt.n_layers == layers.n_layers
     assert opt.layerwise_ratio(copied.layers[0].linear1.weight) == 0.125
 
 

@@ -33,6 +33,8 @@ def test_each_tower_has_its_decay_and_scale_and_the_rest_the_decays():
     assert [got[f"text_model.layers.{i}.mlp.weight"] for i in range(3)] == [0.06, 0.8**2 * 0.1, 0.8 * 0.1]
     assert got["text_model.final_norm.weight"] == 0.1
     assert ratios(TWO, LayerDecay(0.9, towers={"text_model": 1.0}))["vision_model.layers.0.attn.weight"] == 0.9**2
+    frozen = LayerDecay(0.9, freeze_below=0.95, towers={"vision_model": 0.5})
+    assert ratios(TWO, frozen)["vision_model.embeddings.weight"] == 0.125, "a tower inherits no option"
     both = LayerDecay(0.9, scale=0.5, towers={"vision_model": 0.5, "text_model": 0.6})
     assert ratios(TWO, both)["logit_scale"] == 0.5, "options may be for other models with layers beside the towers"
 

@@ -10,6 +10,7 @@ from reference import bert_like, make_params
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import Adafactor, AdafactorSchedule, AdamWeightDecay, Came, Lamb, Muon
+from paddle_ldopt.optimizers import RuleOptimizer
 
 NAN, LAYERS = float("nan"), ldopt.LayerMap.from_names(bert_like()[0])
 
@@ -221,12 +222,17 @@ def test_bad_schedules_of_adafactor_are_refused():
         AdafactorSchedule(None)
 
 
-@pytest.mark.parametrize("cls", [Came, Adafactor])
+class OwnRate(RuleOptimizer):
+    sets_own_lr = True
+
+
+@pytest.mark.parametrize("cls", [Came, Adafactor, OwnRate])
 def test_an_optimizer_that_sets_its_rate_takes_no_other(cls):
-    opt = cls(parameters=Net().parameters(), **RELATIVE)
-    with pytest.raises(RuntimeError, match="The optimizer sets its rate itself, .* Received: value=0.1"):
+    opt = cls(parameters=Net().parameters(), **({} if cls is OwnRate else RELATIVE))
+    how = "from the step" if cls is OwnRate else "by `relative_step`"
+    with pytest.raises(RuntimeError, match=f"The optimizer sets its rate itself, {how}: .* Received: value=0.1"):
         opt.set_lr(0.1)
-    with pytest.raises(RuntimeError, match="`relative_step` sets the rate from the step. Received: scheduler="):
+    with pytest.raises(RuntimeError, match=f"The optimizer sets its rate itself, {how}: .* Received: scheduler="):
         opt.set_lr_scheduler(paddle.optimizer.lr.StepDecay(0.5, step_size=1))
     assert not isinstance(opt._learning_rate, paddle.optimizer.lr.LRScheduler)
 

@@ -234,6 +234,18 @@ def test_setting_the_rate():
     assert opt.get_lr() == 0.5
 
 
+def test_a_step_of_paddles_loop_that_failed_leaves_no_count(monkeypatch):
+    monkeypatch.setattr("paddle_ldopt.optimizers.step.in_auto_dp_mode", lambda: True)
+    param = paddle.create_parameter([2], "float32")
+    param.grad, opt = paddle.ones([2]), Lamb([0.1], parameters=[param])
+    opt.step()
+    with pytest.raises(ValueError, match="has run out"):
+        opt.step()
+    opt.forget_state()
+    opt.step()
+    assert opt.steps_taken() == 1
+
+
 @pytest.mark.parametrize("kind", [float, lambda decay: paddle.to_tensor(decay, dtype="float64"), None])
 def test_weight_decay_on_a_schedule(kind):
     arrays, grads = random_run(5)

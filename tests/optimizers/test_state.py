@@ -9,6 +9,8 @@ import pytest
 from optimizer_cases import OF_LIBRARY, OPTIMIZERS, VARIANTS, alone, every_optimizer, every_variant, make, same
 from reference import bert_like, make_params, take_steps
 
+from paddle_ldopt.optimizers.states import unified_name
+
 
 @pytest.mark.parametrize("fused", [None, False])
 @pytest.mark.parametrize("name", ["adafactor", "came"])
@@ -184,6 +186,11 @@ def test_a_resume_is_exact(name, reverse, tmp_path):
             assert all("_fp32_master_0_" in key for key in paddle.load(path))
             opt.set_state_dict(paddle.load(path))
         same(take_steps(opt, params, grads[3:]), want)
+
+
+def test_the_name_of_a_state_may_end_anothers():
+    for names in (["v", "row_v"], ["row_v", "v"]):
+        assert unified_name("w_row_v_0", names) == "w_fp32_master_0_row_v_0"
 
 
 @every_optimizer
