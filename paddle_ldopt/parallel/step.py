@@ -306,17 +306,14 @@ class PipelineWithLossScale:
             overflow = bool(groups.greatest(not math.isfinite(norm)))  # the reduction can also overflow
             if not overflow and norm < self._spike:
                 gradients.apply(norm, math.inf if self._max_norm is None else self._max_norm)
-                self._step_schedules()
+                for schedule in {*schedules_of(_compat.unwrap(self._optimizer)).values()}:  # groups may share one
+                    on_metric = isinstance(schedule, (MetricSchedule, ReduceOnPlateau))
+                    if not on_metric or getattr(schedule, "num_warmup_steps", None):
+                        schedule.step()
         self.scaler.update(overflow)
         scale, rate, norm = paddle.to_tensor([scale, rate, math.inf if overflow else norm], "float32").unbind()
         output = StepOutput(loss, paddle.to_tensor(overflow), scale, rate, None if self._max_norm is None else norm)
         return StepOutputWithLocalNorm(*output, *local_norms) if local_norms else output
-
-    def _step_schedules(self) -> None:
-        for schedule in {*schedules_of(_compat.unwrap(self._optimizer)).values()}:  # groups may share one
-            on_metric = isinstance(schedule, (MetricSchedule, ReduceOnPlateau))
-            if not on_metric or getattr(schedule, "num_warmup_steps", None):
-                schedule.step()
 
     def state_dict(self) -> dict[str, Any]:
         return {"scaler": self.scaler.state_dict()}

@@ -225,7 +225,12 @@ class StopOnSigterm(Callback):
 
     def __enter__(self) -> "StopOnSigterm":
         self.asked = self._agreed = False
-        self._before = signal.signal(signal.SIGTERM, self._note)
+
+        def ask(*_: Any) -> None:
+            self.asked = True
+            signal.signal(signal.SIGTERM, self._before)  # a second signal does not wait for a step
+
+        self._before = signal.signal(signal.SIGTERM, ask)
         return self
 
     def __exit__(self, error: Any, *_: Any) -> None:
@@ -233,10 +238,6 @@ class StopOnSigterm(Callback):
         signal.signal(signal.SIGTERM, self._before)
         if self.asked and error is not SystemExit:
             os.kill(os.getpid(), signal.SIGTERM)
-
-    def _note(self, *_: Any) -> None:
-        self.asked = True
-        signal.signal(signal.SIGTERM, self._before)  # a second signal does not wait for a step
 
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         self._agreed = self.asked
