@@ -84,11 +84,11 @@ def folder_rows(path, notes):
     return rows
 
 
-def hub_images(data, split, notes=None):
+def hub_images(data, split, notes):
     image, label = (next((n for n in names if n in data[0]), None) for names in (("image", "img"), ("label", "labels")))
     if image is None or label is None:
         raise error("The columns `label` and `image` or `img` are required.", split=split, has=list(data[0]))
-    return [(np.array(row[image]), str(row[label])) for row in data if row[label] is not None]
+    return [(np.array(row[image]), str(row[label])) for row in data]
 
 
 def split_folders(path):
@@ -105,8 +105,8 @@ def load_images(source):
         parts = digits(range(5, 10))
         return dataclasses.replace(parts, train=first_of_each(sorted(parts.train, key=lambda row: row[1]), 20))
 
-    own = {"digits": few_digits}
-    return load_parts(source, own=own, read=folder_rows, rows_of=hub_images, key=key, find=split_folders)
+    how = {"own": {"digits": few_digits}, "find": split_folders, "labels": ("label", "labels")}
+    return load_parts(source, read=folder_rows, rows_of=hub_images, key=key, **how)
 
 
 class Images:
@@ -242,14 +242,6 @@ def load_classifier(args, names):
             raise error(f"The model cannot be loaded ({cause}). Accepted: {accepted}.", model=args.model) from cause
     name_classes(model, names)
     return model, model.config.image_size, CLIP
-
-
-def saved_model(folder, noted):
-    if noted.model in vars(models):
-        model = VisionModel(noted.model, len(noted.classes), "none")
-        model.set_state_dict(paddle.load(f"{folder}/model_state.pdparams"))
-        return model, IMAGENET
-    return VisionClassifier.from_pretrained(folder), CLIP
 
 
 def build(args, parts):

@@ -27,7 +27,6 @@ from common.start import entry_point
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.trainer import set_seed
 
-# config of the default class; without dropout, like LLaMA
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
 SMALL |= {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 10, "tie_word_embeddings": False}
 ADAPTED = [r".*\.(q|k|v|o|gate|up|down)_proj"]  # layers of LLaMA, Qwen2 and Mistral with adapters

@@ -124,7 +124,7 @@ def run(argv):
     wanted = {"text_column": args.text_column}
 
     def texts(names, table, source, notes):
-        return [str(text) for (text,) in rows_of_columns(names, table, wanted, source, notes)]
+        return [text for (text,) in rows_of_columns(names, table, wanted, source, notes)]
 
     parts = load_tables(args, wanted, texts, own={"docstrings": docstring_texts}, key=str)
     trainer, baseline = build(args, parts)

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import tempfile
+import traceback
 from typing import Optional
 
 import common.start  # noqa: F401 - before Paddle
@@ -66,7 +67,7 @@ class Options:
             self.length = self.length or 64
         self.overflows = {int(step) for step in self.inject_overflow.split(",") if step}
         if self.float16 and paddle.get_device() == "cpu":
-            raise error("`float16` needs a GPU.", float16=True, device="cpu")
+            raise error("`--float16` needs a GPU.", float16=True, device="cpu")
 
 
 def launched(args):
@@ -85,7 +86,7 @@ def launched(args):
         try:
             launch()  # on a signal, it ends the processes and exits with the number of the signal
         except SystemExit as ended:
-            if ended.code not in (signal.SIGINT, signal.SIGTERM):
+            if traceback.extract_tb(ended.__traceback__)[-1].name != "signal_handler":  # a process's own exit code
                 raise
             kept = f"; `--resume` continues from the last checkpoint in {args.output_dir}" if args.output_dir else ""
             print(f"ended by a signal{kept}", file=sys.stderr)
@@ -96,7 +97,7 @@ def start(args):
     """Start fleet with `stages` processes in each pipeline, and as many pipelines as the processes allow."""
     replicas, rest = divmod(dist.get_world_size(), args.stages)
     if rest:
-        raise error(f"`stages` must divide the {dist.get_world_size()} processes.", stages=args.stages)
+        raise error(f"`--stages` must divide the {dist.get_world_size()} processes.", stages=args.stages)
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {"pp_degree": args.stages, "dp_degree": replicas}
     strategy.pipeline_configs = {"accumulate_steps": args.micro_batch_num, "micro_batch_size": args.micro_batch_size}
@@ -145,7 +146,7 @@ def last_step(args):
     steps = [int(path.rpartition("-")[2]) for path in paths]
     steps = [step for step in steps if all(os.path.exists(part_of(args.output_dir, step, rank)) for rank in ranks)]
     if bool(steps) != args.resume:
-        problem = "`output_dir` must have a checkpoint of the same number of processes with --resume, and none without."
+        problem = "`--output_dir` must have a checkpoint of as many processes with `--resume`, and none without."
         raise error(problem, output_dir=args.output_dir, resume=args.resume, steps=steps, processes=len(ranks))
     return max(steps, default=0)
 
@@ -174,15 +175,10 @@ def run(argv):
     schedule = ldopt.get_cosine_schedule_with_warmup(args.learning_rate, max(args.steps // 10, 1), args.steps)
     optimizer = ldopt.create(args.optim, network, args.layerwise_decay, learning_rate=schedule, layers=layers)
     console.print(layers.table(optimizer=optimizer))
-    model = fleet.distributed_model(network)
-    step = ldopt.PipelineWithLossScale(
-        model,
-        fleet.distributed_optimizer(optimizer),
-        max_grad_norm=args.max_grad_norm,
-        scale_sense=ldopt.DynamicLossScaler(args.loss_scale, scale_factor=2, scale_window=50),
-        micro_batch_num=args.micro_batch_num,
-        calculate_per_token_loss=True,
-    )
+    model, wrapped = fleet.distributed_model(network), fleet.distributed_optimizer(optimizer)
+    scaler = ldopt.DynamicLossScaler(args.loss_scale, scale_factor=2, scale_window=50)
+    how = {"max_grad_norm": args.max_grad_norm, "scale_sense": scaler, "micro_batch_num": args.micro_batch_num}
+    step = ldopt.PipelineWithLossScale(model, wrapped, calculate_per_token_loss=True, **how)
     parts = {"network": network, "optimizer": optimizer, "step": step}
     if done:
         for name, state in paddle.load(part_of(args.output_dir, done, dist.get_rank())).items():

@@ -3,11 +3,9 @@
     python recipes/predict.py runs/text_classification-20261121-140000 "a text" "another text"
     python recipes/predict.py runs/text_classification-20261121-140000 --input reviews.csv --output labelled.csv
     python recipes/predict.py runs/image_classification-20261121-140000 a.png b.png
-    python recipes/predict.py runs/token_classification-20261121-140000 --input texts.txt --output tags.jsonl
 
 Without --output, it prints one line per input. An input file is .txt (one text per line), .csv, .tsv, .json or .jsonl.
-A model of pairs reads two texts for each input: two arguments, two columns, or a line with a tab between them. In
-Python, use `Predictor` of recipes/common/predictors.py.
+A model of pairs reads two arguments, two columns, or two texts with a tab between. In Python: common/predictors.py.
 """
 
 import argparse
@@ -16,24 +14,23 @@ import csv
 import io
 import itertools
 import json
+import re
 import sys
 from pathlib import Path
 
 import common.start  # noqa: F401 - before Paddle
 from common import error
-from common.files import SUFFIXES, USUAL_NAMES, Notes, decode, noted, read_table
+from common.files import SUFFIXES, USUAL_NAMES, Notes, decode, noted, read_table, read_tagged
 from common.language_data import ALPACA, talks_of, until_question, with_prompts
 from common.rows import rows_of_columns
 from common.start import entry_point
 
 BATCH = 32  # inputs
+TAGGED = re.compile(r"(\S+[ \t]+)+[A-Z]+([-_]\S+)?\s*$")  # a word and its tag
 
 
 def read_inputs(args, expected, notes):
-    """Return an iterable of tuples, the texts of each input or a conversation; `expected` is what the run noted.
-
-    Columns are those of the command line, or else those that the training read, or else those with usual names.
-    """
+    """Return an iterable of tuples, the texts of each input or a conversation; `expected` is what the run noted."""
     path, trained_on, width = args.input, expected.get("columns", {}), 2 if expected.get("pair") else 1
     if args.inputs:
         if len(args.inputs) % width:
@@ -43,11 +40,19 @@ def read_inputs(args, expected, notes):
     if not path.exists() or path.is_dir():  # it may be a pipe
         problem = "The input file does not exist or is a folder; give images as arguments, such as `FOLDER/*.png`."
         raise error(problem, input=path)
-    if path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".txt":
-        return _lines(io.StringIO(decode(path, args.encoding)), width, path, notes)
     wanted, prompts = {name: getattr(args, name) for name in ("text_column", "text_pair_column")[:width]}, ()
     if expected["recipe"] in ("seq2seq", "language_model_sft"):  # a text is written for each prompt
         trained_on, prompts = {"text_column": trained_on.get("source_field")}, USUAL_NAMES["source_field"]
+    plain = path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".txt"
+    if plain and {args.has_header, *wanted.values()} == {None}:
+        text = decode(path, args.encoding)
+        lines = [line for line in text.split("\n") if line.strip()]
+        if expected["recipe"] == "token_classification" and 2 * len(list(filter(TAGGED.match, lines))) > len(lines):
+            print(f"{path} has tagged words: their tags are not read.", file=sys.stderr)
+            return [(" ".join(words),) for words, _ in read_tagged(path, encoding=args.encoding, notes=notes)]
+        if width == 2 or not (lines and path.is_file()) or any("\t" not in line for line in lines):
+            return _lines(io.StringIO(text), width, path, notes)
+        wanted["text_column"] = trained_on.get("text_column")
     likely = [name for name in map(trained_on.get, wanted) if name and not name.isdigit()]
     names, table = read_table(path, wanted, args.has_header, args.encoding, [*likely, *prompts])
     if expected["recipe"] == "language_model_sft" and (talks := talks_of(names, table, path)):
@@ -58,7 +63,7 @@ def read_inputs(args, expected, notes):
         names, table = with_prompts(names, table)
     for name, column in wanted.items():
         wanted[name] = trained_on[name] if column is None and trained_on.get(name) in names else column
-    return [tuple(map(str, row)) for row in rows_of_columns(names, table, wanted, path, notes, prompts)]
+    return rows_of_columns(names, table, wanted, path, notes, prompts)
 
 
 def _lines(lines, width, source, notes):
@@ -77,7 +82,7 @@ def write(predictions, path, out):
     writer = None
     for row in predictions:
         if path is None:
-            print(shown(row), file=out, flush=True)
+            print(" ".join(shown(row).splitlines()), file=out, flush=True)
         elif path.suffix.lower() == ".jsonl":
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
         else:
@@ -141,10 +146,16 @@ def say(argv):
         for batch in iter(lambda: list(itertools.islice(inputs, BATCH)), []):
             for row in predictor(batch):
                 notes.dropped["read in part"] += "tokens left out" in row
-                yield row
+                notes.dropped["unreadable"] += "unreadable" in row
+                if "unreadable" in row:
+                    print(row["unreadable"], file=sys.stderr)
+                else:
+                    yield row
 
     encoding = "utf-8" if path and path.suffix.lower() == ".jsonl" else "utf-8-sig"  # Excel needs the mark
     first = list(itertools.islice(rows := predictions(), 1))  # an error leaves an earlier output as it is
+    if not first:
+        raise error("There is nothing to predict.", inputs=args.inputs or args.input, dropped=dict(+notes.dropped))
     with open(path, "w", encoding=encoding, newline="") if path else contextlib.nullcontext(sys.stdout) as out:
         write(itertools.chain(first, rows), path, out)
     if left := sum(notes.dropped.values()):

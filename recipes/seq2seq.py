@@ -133,8 +133,7 @@ def build(args, parts):
     set_seed(args.seed)
     tokenizer = load_tokenizer(args.model)
     small = {"d_model": 64, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_decoder_layers": 2, "bos_token_id": 0}
-    config = small if args.model == Arguments.model else {}
-    model = load_model(args.model, task="ConditionalGeneration", config=config)
+    model = load_model(args.model, task="ConditionalGeneration", config=small if args.model == Arguments.model else {})
     for column, name in enumerate(("max_length", "max_target_length")):
         count = lambda row: len(tokenizer(row[column], verbose=False)["input_ids"])  # noqa: B023, E731
         set_length(args, parts.train, count, longest(model, tokenizer), name)

@@ -4,8 +4,7 @@
     python recipes/sweep.py --recipe text_classification --arguments "--data reviews.csv" --output_dir runs/reviews
     python recipes/sweep.py --output_dir runs/sweep-20261121-140000 --seeds 5           # resumes, with two more seeds
 
-At its start, the sweep prints the command that resumes it. The best learning rate of each decay is the rate with the
-best validation score. The sweep keeps the report and the history of each run, but not the model.
+The best learning rate of each decay is the rate with the best validation score. The sweep keeps no models.
 """
 
 import dataclasses

@@ -22,7 +22,7 @@ import numpy as np
 from common import error, silent
 from common.arguments import RecipeArguments, choose_metric, option, parse
 from common.classification import shown, table_of_scores
-from common.files import BETWEEN, CJK, TAGGED, placed, read_tagged, tagged_rows
+from common.files import BETWEEN, CJK, TAG_FIELDS, TAGGED, placed, read_tagged, tagged_rows
 from common.fine_tuning import FineTuner, Score, fine_tune
 from common.library_data import tagged_docstrings
 from common.pretrained import load_encoder
@@ -203,6 +203,7 @@ def run(argv):
         read=lambda path, notes: read_tagged(path, args.word_column, args.tag_column, args.encoding, notes),
         rows_of=lambda records, split, notes: tagged_rows(placed(records), split, notes),
         key=lambda row: " ".join(row[0]),
+        labels=TAG_FIELDS,
     )
     baseline = tag_scores(most_frequent_tags(parts.train, parts.test), [tags for _, tags in parts.test])
     choose_metric(args, list(baseline)[::-1])  # F1, if the tags are those of entities

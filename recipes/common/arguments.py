@@ -71,14 +71,14 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
             self.warmup_ratio = 0.1 * ("num_warmup_steps" in SCHEDULES[self.lr_scheduler_type].options)
         for name in ("fp16", "bf16"):  # a Paddle for GPUs, but no GPU; `start.check` refuses all else
             if getattr(self, name) and self.device.startswith("cpu"):
-                raise error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=self.device)
+                raise error(f"`--{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=self.device)
         if self.greater_is_better is None:
             self.greater_is_better = self.metric_for_best_model not in LOWER_IS_BETTER
         self.output_dir = self.output_dir or time.strftime(f"runs/{self.recipe}-%Y%m%d-%H%M%S")
         paddle.set_device(self.device)  # of several processes, each takes its own
         super().__post_init__()
         if self.load_best_model_at_end and self.evaluation_strategy.value == "no":
-            raise error("`load_best_model_at_end` needs evaluations.", evaluation_strategy="no")
+            raise error("`--load_best_model_at_end` needs evaluations.", evaluation_strategy="no")
 
 
 def parse(argv, cls):
@@ -87,7 +87,7 @@ def parse(argv, cls):
     args = parse_line(argv, cls)
     args.argv = argv
     if "early_stopping_patience" in dict(given_in(argv)) and not args.load_best_model_at_end:
-        problem, patience = "Early stopping needs `load_best_model_at_end`.", args.early_stopping_patience
+        problem, patience = "Early stopping needs `--load_best_model_at_end`.", args.early_stopping_patience
         raise error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
     check_folder(args)
     return args
@@ -164,11 +164,11 @@ def check_folder(args):
     """Raise ValueError if a folder has, or would get, checkpoints of two runs."""
     folder, checkpoint = args.output_dir, args.resume_from_checkpoint
     if checkpoint and os.path.realpath(os.path.dirname(checkpoint) or ".") != os.path.realpath(folder):
-        problem = "A run is resumed in its own folder: leave `output_dir` out, or copy the folder first."
+        problem = "A run is resumed in its own folder: leave `--output_dir` out, or copy the folder first."
         raise error(problem, output_dir=folder, resume_from_checkpoint=checkpoint)
     found = [path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json") if not checkpoint]
     if any(re.fullmatch(CHECKPOINT, path.name) and not any(path.glob("*.partial")) for path in found):
-        advice = f"pass `--resume_from_checkpoint {folder}` to resume it, or another `output_dir`"
+        advice = f"pass `--resume_from_checkpoint {folder}` to resume it, or another `--output_dir`"
         raise error(f"The folder has checkpoints of another run: {advice}.", output_dir=folder)
 
 

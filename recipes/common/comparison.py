@@ -58,7 +58,7 @@ class Study:
             try:
                 results[run] = self._train(*run)
             except SystemExit:  # the run's own words are in its log
-                _print(f"interrupted in {name_of(*run)}: the same command with this `output_dir` resumes")
+                _print(f"interrupted in {name_of(*run)}: the same command with this `--output_dir` resumes")
                 raise
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(results[run]) + "\n")
@@ -85,7 +85,7 @@ class Study:
         (tested, test), (baseline, value) = list(found.items())[:2]
         metric = tested.removeprefix("test ")
         if (validation := found.get(f"best validation {metric}")) is None:
-            needed = f"The validation rows must be scored: set `metric_for_best_model` to {metric}."
+            needed = f"The validation rows must be scored: set `--metric_for_best_model` to {metric}."
             raise error(needed, arguments=self.arguments)
         for path in folder.iterdir():
             if path.name not in ("report.html", "history.jsonl", "results.json", "log.txt", ARGUMENTS):

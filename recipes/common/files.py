@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,8 @@ from . import error
 SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 TAGGED = (".conll", ".conllu", ".bio", ".bioes", ".bmes", ".iob", ".iob2", ".ner", ".char", ".txt", ".tsv", ".json")
 TAGGED += (".jsonl", ".data", ".train", ".dev", ".test")
-PAIRS = (
-    *(("sentence1", "sentence2"), ("text_a", "text_b"), ("premise", "hypothesis"), ("question1", "question2")),
-    ("query", "title"),  # LCQMC and BQ of PaddleNLP
-)
+PAIRS = (("sentence1", "sentence2"), ("text_a", "text_b"), ("premise", "hypothesis"), ("question1", "question2"))
+PAIRS += (("query", "title"),)  # LCQMC and BQ of PaddleNLP
 USUAL_NAMES = {
     "text_column": ("text", "sentence", *(a for a, _ in PAIRS), "content", "review", "question")
     + ("文本", "文本内容", "句子", "内容", "评论", "评论内容", "正文"),
@@ -35,6 +34,7 @@ TAG_FIELDS = ("ner_tags", "tags", "labels", "label", "pos_tags")
 SHOWN = 3  # wrong rows in an error
 DROPPED = 0.05  # the largest share of rows without a text that is dropped; more is an error
 DELIMITERS = (",", ";", "\t", "|")
+NAMES = re.compile(r"((^|\t)[^\W\d][\w -]*)+")  # cells that may be names of columns
 # characters of Chinese, Japanese and Korean, which are words of their own
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 WORD = re.compile(rf"[{CJK}]|[^\W{CJK}]+|[^\w\s]")
@@ -116,7 +116,7 @@ def _detect(data):
 def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=None):
     """Return the column names of a file, or their positions, and (place, cells); `likely` names are in a header."""
     suffix, text, records = path.suffix.lower(), decode(path, encoding, notes), []
-    if suffix == ".txt" and len(wanted) == 1:
+    if suffix == ".txt" and list(wanted.values()) == [None] and not has_header:  # a column that is given is a table's
         lines = enumerate(map(str.strip, text.split("\n")), 1)
         return ["0"], [(f"Line {number}", [line]) for number, line in lines if line]
     try:
@@ -130,7 +130,7 @@ def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=No
         return flatten(records)
     first = records[0][1]
     if has_header is None:
-        has_header = _is_header(first, wanted, likely) or _begins_with_label_name(records, wanted, path)
+        has_header = _has_header(records, wanted, likely, path)
     if not has_header:
         return [str(i) for i in range(len(first))], records
     if twice := [name for name, count in Counter(first).items() if count > 1]:
@@ -198,29 +198,31 @@ def _is_quoted(text, delimiter):
     return False
 
 
-def _is_header(first, wanted, likely):
-    """Return whether a first row is a header: columns are wanted by name, or it holds likely or the usual names."""
+def _has_header(records, wanted, likely, path):
+    """Return whether the first row holds column names, by what is wanted or usual; raise if it only looks like them."""
+    first, others = records[0][1], [cells for _, cells in records[1:]]
     if any(isinstance(column, str) and not column.isdigit() for column in wanted.values()):
         return True
-    lower = {cell.strip().lower() for cell in first}
-    needed = [name for name in wanted if name != "text_pair_column"]
-    return all(not lower.isdisjoint(USUAL_NAMES[name]) for name in needed) or not set(likely).isdisjoint(first)
-
-
-def _begins_with_label_name(records, wanted, path):
-    """Return whether the first row's label is unique and a usual name; raise if it is unique and another word."""
-    given, width = wanted.get("label_column", ""), len(records[0][1])
-    column = str(width - 1 if given is None and width in (2, 3) else 1 if given is None else given)
-    labels = [cells[int(column)] for _, cells in records if column.isdigit() and int(column) < len(cells)]
-    if len(labels) < 2 or labels[0] in labels[1:]:
-        return False
-    if labels[0].strip().lower() in USUAL_NAMES["label_column"]:
+    lower, needed = {cell.strip().lower() for cell in first}, [name for name in wanted if name != "text_pair_column"]
+    if all(not lower.isdisjoint(USUAL_NAMES[name]) for name in needed) or not set(likely).isdisjoint(first):
         return True
-    if is_number(labels[0]):
-        return False
-    problem = f"No other row has the first row's label {labels[0]!r}. If the first row holds column names, pass"
-    advice = "`--text_column` and `--label_column` with two of them; if not, `--has_header False`"
-    raise error(f"{problem} {advice}.", source=path, has_header=None)
+    given, width = wanted.get("label_column", ""), len(first)
+    column = str(width - 1 if given is None and width in (2, 3) else 1 if given is None else given)
+    labels = [cells[int(column)] for cells in (first, *others) if column.isdigit() and int(column) < len(cells)]
+    unique = len(labels) > 1 and labels[0] not in labels[1:]
+    if unique and labels[0].strip().lower() in USUAL_NAMES["label_column"]:
+        return True
+    rows = [first, *others[:100]]
+    named = [NAMES.fullmatch("\t".join(cells)) for cells in rows]
+    lengths = [len("".join(cells)) for cells in rows]
+    new = named[0] and width > 1 and not any(cell in column[1:] for cell, column in zip(first, zip(*rows)))
+    unlike = (len(rows) > 10 and named.count(None) == len(rows) - 1) or 2 * lengths[0] < statistics.median(lengths)
+    if (unique and not is_number(labels[0])) or (new and unlike and set(wanted.values()) == {None}):
+        options = " and ".join(f"`--{name}`" for name in needed)
+        instead = "`--has_header False`" if "label_column" in wanted else "their numbers, from 0"
+        advice = f"choose columns with {options}; if it is a row, pass {instead}"
+        raise error(f"The first row may hold column names, {str(first)[:200]}: {advice}.", source=path, has_header=None)
+    return False
 
 
 def is_number(text):
@@ -238,7 +240,7 @@ def column_of(names, option, column, source, others=()):
         if choice in known:
             return known[choice]
     numbered = " (numbers: the file has no column names)" if names and names[0] == "0" else ""
-    problem = f"Name the column with `{option}`." if column is None else "There is no such column."
+    problem = f"Name the column with `--{option}`." if column is None else "There is no such column."
     raise error(f"{problem} Valid: {names}{numbered}.", source=source, **{option: column})
 
 

@@ -167,7 +167,7 @@ def fine_tune(trainer, score, parts, noted=None):
     encoder = args.recipe not in ("seq2seq", "language_model_sft")
     said = parts.description + parts.warning + warn_of_unknown(trainer.train_dataset, trainer.tokenizer, encoder)
     if trainer.is_world_process_zero():
-        print(said)
+        print(said + f"\nresumes from {args.resume_from_checkpoint}" * bool(args.resume_from_checkpoint))
         if account:
             most = ", ".join(f"{name}={value}" for name, value in lengths.items())
             print(f"{most}: {'; '.join(map(': '.join, account.items()))}.")

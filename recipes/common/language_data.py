@@ -9,6 +9,11 @@ IGNORED, VOCABULARY = -100, 256  # label of tokens without a loss; size of the v
 ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
 ROLES |= {"bot": "assistant", "observation": "user", "function_call": "assistant", "tool": "user"}
 ALPACA = "instruction + input"
+TALKS = dict.fromkeys(("conversations", "messages"), "language_model_sft.py alone reads conversations")
+REFUSED = {
+    "conversation": "XTuner's `conversation` is not read: convert it to `messages` or `conversations` (ShareGPT)",
+    "rejected": "No recipe trains on preferences (DPO): choose an answer's column with `--target_field`",
+}
 UNREAD = {"tools", "functions", "history", "images", "videos", "audios", "label", "kto_tag"}  # beside turns or texts
 
 
@@ -29,6 +34,9 @@ def load_pairs(options, own, conversations=False):
 
     def rows(names, table, source, notes, wanted=given):
         notes.unread.update(set(names) & UNREAD if conversations else ())
+        refused = REFUSED if conversations else {**TALKS, **REFUSED}
+        for name in (name for name in names if name in refused and options.target_field is None):
+            raise error(f"{refused[name]}.", source=source, columns=names)
         if {"instruction", "input", "output"} <= set(names) and options.source_field is None:
             notes.unread.update(set(names) & {"system"})
             names, table = with_prompts(names, table)
@@ -37,7 +45,7 @@ def load_pairs(options, own, conversations=False):
             answered = lambda turns: any(role == "assistant" and text for role, text in turns)  # noqa: E731
             notes.drop([(place, "answer") for place, turns in talks if not answered(turns)], len(talks), source)
             return [turns for _, turns in talks if answered(turns)]
-        found = [tuple(map(_written, row)) for row in rows_of_columns(names, table, wanted, source, notes)]
+        found = rows_of_columns(names, table, wanted, source, notes)
         return [(("user", a), ("assistant", b)) for a, b in found] if conversations else found
 
     return load_tables(options, given, rows, own=own, key=_asked)
@@ -48,15 +56,9 @@ def _asked(row):
     return row[0] if isinstance(row[0], str) else next((text for role, text in row if role == "user"), row[0][1])
 
 
-def _written(cell):
-    if isinstance(cell, (list, dict)):
-        raise error("A text is a list; language_model_sft.py alone reads conversations.", row=cell)
-    return str(cell)
-
-
 def talks_of(names, table, source):
     """Return (place, ((role, text), ...)) of ShareGPT's or OpenAI's conversations, None for other rows."""
-    column = next((name for name in ("conversations", "messages") if name in names), None)
+    column = next((name for name in TALKS if name in names), None)
     if column is None:
         return None
     talks = []

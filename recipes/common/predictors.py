@@ -87,17 +87,28 @@ class Images:
     """The class of each image."""
 
     def __init__(self, folder, options):
-        self.recipe, self.options = importlib.import_module("image_classification"), options
-        self.model, self.norm = self.recipe.saved_model(folder, options)
+        self.options = options
+        recipe = self.recipe = importlib.import_module("image_classification")
+        if options.model in vars(paddle.vision.models):
+            self.model, self.norm = recipe.VisionModel(options.model, len(options.classes), "none"), recipe.IMAGENET
+            self.model.set_state_dict(paddle.load(f"{folder}/model_state.pdparams"))
+        else:
+            self.model, self.norm = recipe.VisionClassifier.from_pretrained(folder), recipe.CLIP
         self.model.eval()
 
     def _apply(self, inputs):
-        paths = [path for (path,) in inputs]
-        names = self.options.classes
-        data = self.recipe.Images([(Path(p), names[0]) for p in paths], names, self.options.size, self.norm)
-        batch = self.recipe.collate([data[i] for i in range(len(data))])
-        batch.pop("labels")
-        return _labelled([{"image": path} for path in paths], _logits(self.model(**batch)), names)
+        names, rows, pixels = self.options.classes, [{"image": path} for (path,) in inputs], []
+        for row in rows:
+            data = self.recipe.Images([(Path(row["image"]), names[0])], names, self.options.size, self.norm)
+            try:
+                pixels.append(data[0]["pixel_values"])
+            except ValueError as cause:
+                row["unreadable"] = str(cause)
+        if not pixels:
+            return rows
+        logits = _logits(self.model(paddle.to_tensor(np.stack(pixels))))
+        labelled = iter(_labelled([row for row in rows if "unreadable" not in row], logits, names))
+        return [row if "unreadable" in row else next(labelled) for row in rows]
 
 
 class Tags(_Model):

@@ -59,7 +59,7 @@ def load_encoder(args, rows, count, task="SequenceClassification", classes=()):
     tokenizer, model = load_tokenizer(args.model), load_model(args.model, max(len(classes), 1), task=task)
     positions = getattr(model.config, "max_position_embeddings", None) or math.inf
     if (args.max_length or 0) > positions:
-        raise error(f"`max_length` must be {positions} or less for this model.", max_length=args.max_length)
+        raise error(f"`--max_length` must be {positions} or less for this model.", max_length=args.max_length)
     if classes:
         name_classes(model, classes)
     set_length(args, rows, lambda row: count(row, tokenizer), longest(model, tokenizer))

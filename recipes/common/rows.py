@@ -86,20 +86,20 @@ def set_length(options, rows, count, limit, name="max_length"):
         setattr(options, name, max(min(enough, limit or enough), 8))
 
 
-def load_parts(data, *, own, read, rows_of, key, find=None):
-    """Return the `Parts` of `data`: a recipe's `own`, files' (`read`), a hub's (`rows_of`); `key(row)` is its text."""
+def load_parts(data, *, own, read, rows_of, key, find=None, labels=()):
+    """Return the `Parts` of a recipe's `own` data, of files, or of a hub, without rows with hidden `labels`."""
     if data in own:
         return own[data]()
     notes = Notes()
     if ON_HUB.match(str(data)):
-        return deal(hub_rows(data, lambda records, split: rows_of(records, split, notes)), key, data, notes)
+        return deal(hub_rows(data, rows_of, labels, notes), key, data, notes)
     if not Path(data).exists():
         raise error(f"The source does not exist. Accepted: {', '.join(own)}, a path, {HUBS}.", source=data)
     found = find(Path(data)) if find else split_files(Path(data), SUFFIXES)
     return deal({split: read(path, notes) for split, path in found.items()}, key, data, notes)
 
 
-def load_tables(options, wanted, rows, *, own, key, has_header=None):
+def load_tables(options, wanted, rows, *, own, key, has_header=None, labels=()):
     """Return the `Parts` of tables, JSON or a hub; `rows(names, table, source, notes)` are those of one file."""
 
     def read(path, notes):
@@ -108,7 +108,7 @@ def load_tables(options, wanted, rows, *, own, key, has_header=None):
     def rows_of(records, split, notes):
         return rows(*flatten(placed(records)), split, notes)
 
-    return load_parts(options.data, own=own, read=read, rows_of=rows_of, key=key)
+    return load_parts(options.data, own=own, read=read, rows_of=rows_of, key=key, labels=labels)
 
 
 def split_files(path, suffixes):
@@ -142,18 +142,20 @@ def rows_of_columns(names, table, wanted, source, notes, others=()):
         raise wrong_rows(wrong, len(table), source)
     rows, dropped = [], []
     for place, cells in table:
+        if any(isinstance(cells[i], (list, dict)) for option, i in columns.items() if option != "label_column"):
+            raise error(f"{place}: a text is a list; language_model_sft.py alone reads conversations.", source=source)
         lacking = [option for option, i in columns.items() if cells[i] is None or str(cells[i]).strip() in ("", "nan")]
         if lacking:
             dropped.append((place, lacking[0].rpartition("_")[0].replace("_", " ")))
         else:
-            rows.append(tuple(cells[i] for i in columns.values()))
+            rows.append(tuple(cells[i] if option == "label_column" else str(cells[i]) for option, i in columns.items()))
     notes.drop(dropped, len(table), source)
     notes.columns = notes.columns or {option: names[i] for option, i in columns.items()}
     return rows
 
 
-def hub_rows(source, rows_of):
-    """Return split -> rows of HUB:NAME or HUB:NAME:CONFIG; `rows_of(records, split)` is [] if labels are hidden."""
+def hub_rows(source, rows_of, labels, notes):
+    """Return split -> rows of HUB:NAME or HUB:NAME:CONFIG, without those with hidden labels and splits of these."""
     hub, name, config = (*source.split(":", 2), None)[:3]
     try:
         found = _load(hub, name, config)
@@ -161,9 +163,13 @@ def hub_rows(source, rows_of):
         raise error(f"{hub} cannot load this data set: {cause}.", source=f"{hub}:{name}", config=config) from cause
     parts = {}
     for split, stems in STEMS.items():
-        for data in (found[stem] for stem in stems if stem in found):
-            if rows := rows_of(records_of(data), split):
-                parts[split] = rows
+        for records in (records_of(found[stem]) for stem in stems if stem in found):
+            label = next((name for name in labels if records and name in records[0]), None)
+            shown = [record for record in records if label is None or record.get(label) not in (None, "")]
+            notes.rows += len(records) - len(shown)
+            notes.dropped["without a label"] += len(records) - len(shown)
+            if shown:
+                parts[split] = rows_of(shown, split, notes)
     if "train" not in parts:
         raise error(f"This data set has no labelled training rows; its splits: {list(found)}.", source=source)
     return parts
@@ -192,7 +198,8 @@ def records_of(data):
 
     def named(value, names):
         if isinstance(value, list):
-            return [named(one, names) for one in value]
+            found = [named(one, names) for one in value]
+            return None if None in found else found
         return value if not isinstance(value, int) else names[value] if value >= 0 else None
 
     return [{**row, **{name: named(row[name], known[name]) for name in known if name in row}} for row in data]

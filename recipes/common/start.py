@@ -41,8 +41,7 @@ MEANT = {"lr": "learning_rate", "batch_size": "per_device_train_batch_size"}  # 
 
 def use_avx2(cpuinfo="/proc/cpuinfo"):
     """Keep MKL from its slowest path on AMD, where a step of MiniLM takes 0.4 of the time with AVX2 (EPYC, 2 cores)."""
-    path = Path(cpuinfo)
-    text = path.read_text(encoding="utf-8") if path.exists() else ""  # not Linux
+    text = Path(cpuinfo).read_text(encoding="utf-8") if Path(cpuinfo).exists() else ""  # not Linux
     if "AuthenticAMD" in text and " avx2" in text:
         os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
 
@@ -92,13 +91,13 @@ def check(script, argv):
     if "weights" in known and first.get("data", "digits") != "digits" and not {"model", RESUMED} & set(first):
         raise error("Images of your own need a model, such as `--model resnet50`.", data=first["data"], model=None)
     if _is_on("compare", given) and (RESUMED in given or float(first.get("layerwise_lr_decay", 0)) == 1):
-        problem = "`compare` needs a `layerwise_lr_decay` below 1; to go on, give its `output_dir` again."
+        problem = "`--compare` needs a `--layerwise_lr_decay` below 1; to go on, give its `--output_dir` again."
         raise error(problem, **{name: first[name] for name in ("layerwise_lr_decay", RESUMED) if name in first})
     if "arguments" in known and "arguments" in first:  # a sweep has those of a recipe
         recipe, argv = first.get("recipe") or known["recipe"][1].args[0].value, shlex.split(first["arguments"])
         check(Path(script).with_name(f"{recipe}.py"), argv)
         if ours := [name for name in OF_SWEEP if name in dict(given_in(argv))]:
-            instead = "give `learning_rates`, `decays`, `seeds`, `first_seed` or the sweep's own `output_dir`"
+            instead = "give `--learning_rates`, `--decays`, `--seeds`, `--first_seed` or the sweep's own `--output_dir`"
             raise error(f"The sweep sets {' and '.join(ours)} of each run: {instead}.", arguments=first["arguments"])
 
 
@@ -157,14 +156,14 @@ def _check_machine(given, first):
     plugins = importlib.util.find_spec("paddle_custom_device") or os.environ.get("CUSTOM_DEVICE_ROOT")
     if not plugins:  # which bring other devices
         if device.partition(":")[0] not in installed:
-            raise error(f"This Paddle has no {device.upper()} support: leave `device` out.", device=device)
+            raise error(f"This Paddle has no {device.upper()} support: leave `--device` out.", device=device)
         for name in ("fp16", "bf16", "float16"):
             if _is_on(name, given) and device.startswith("cpu"):
-                raise error(f"`{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=device)
+                raise error(f"`--{name}` needs a GPU: leave it out on a CPU.", **{name: True}, device=device)
     for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"):
         if int(first.get(name, 1)) > int(os.environ.get("PADDLE_TRAINERS_NUM", 1)):
             launch = "start the recipe with `python -m paddle.distributed.launch`"
-            raise error(f"`{name}` exceeds the number of processes: {launch}.", **{name: int(first[name])})
+            raise error(f"`--{name}` exceeds the number of processes: {launch}.", **{name: int(first[name])})
 
 
 def _check_value(name, value, known, choices):
@@ -180,27 +179,26 @@ def _check_value(name, value, known, choices):
         try:
             number = NUMBERS[kind](value)
         except ValueError:
-            raise error(f"`{name}` must be a number ({kind}).", **{name: value}) from None
+            raise error(f"`--{name}` must be a number ({kind}).", **{name: value}) from None
         own = (word.value.value for word in getattr(default, "keywords", ()) if word.arg == "least")
         least = next(own, LEAST.get(name, number))
         if number < least:
-            raise error(f"`{name}` must be {least} or more.", **{name: number})
+            raise error(f"`--{name}` must be {least} or more.", **{name: number})
         if number > MOST.get(name, number):
-            raise error(f"`{name}` must be {MOST[name]} or less.", **{name: number})
+            raise error(f"`--{name}` must be {MOST[name]} or less.", **{name: number})
     if kind == "bool" and value.lower() not in TRUTHS:
-        raise error(f"`{name}` must be true or false.", **{name: value})
+        raise error(f"`--{name}` must be true or false.", **{name: value})
     if value not in choices.get(name, (value,)):
-        raise error(f"`{name}` must be one of {', '.join(choices[name])}.", **{name: value})
+        raise error(f"`--{name}` must be one of {', '.join(choices[name])}.", **{name: value})
     if name == "data" and not Path(value).exists() and not ON_HUB.match(value):
         own, accepted = (text.value for text in default.args)
         if value != own:
             raise error(f"The source does not exist. Accepted: {accepted}.", data=value)
     if name == RESUMED and not any((*Path(value).glob("checkpoint-*"), *Path(value).glob("trainer_state.json"))):
         raise error("There is no complete checkpoint to resume from.", resume_from_checkpoint=value)
-    if name == "model" and value.startswith((".", "/", "~")) and not Path(value).exists():
-        raise error("This folder does not exist.", model=value)
-    if name == "weights" and value != "none" and not Path(value).exists():
-        raise error("This file does not exist.", weights=value)
+    local = value.startswith((".", "/", "~")) if name == "model" else name == "weights" and value != "none"
+    if local and not Path(value).exists():
+        raise error("There is no such file or folder.", **{name: value})
     if name == "encoding":
         try:
             codecs.lookup(value)

@@ -66,17 +66,13 @@ def tokens_of(text, tokenizer, max_length=None, counted=None):
 
 
 def load_splits(source="docstrings", **given):
-    """Return the `Splits` of a data set, read by the options of `READING` that are given.
-
-    A column is a name or a position from 0. `kind` "auto" takes lists, or labels with a `label_separator`, as sets of
-    labels, and decimals as scores.
-    """
+    """Return the `Splits` of a data set, read by the options of `READING` that are given."""
     options = types.SimpleNamespace(**{**READING, **given}, data=source)
     pair = {} if options.text_pair_column is None else {"text_pair_column": options.text_pair_column}
     wanted = {"text_column": options.text_column, **pair, "label_column": options.label_column}
     own = {"docstrings": lambda: Parts(**_docstring_parts(), source=source_of("First paragraphs of docstrings"))}
-    rows = functools.partial(_rows, wanted)
-    parts = load_tables(options, wanted, rows, own=own, key=lambda row: row[0], has_header=options.has_header)
+    how = {"has_header": options.has_header, "labels": (options.label_column, "label", "labels")}
+    parts = load_tables(options, wanted, functools.partial(_rows, wanted), own=own, key=lambda row: row[0], **how)
     return _number(*_labelled(parts, options), options)
 
 
@@ -92,19 +88,9 @@ def sample(rows, per_class, seed):
 
 
 def _rows(wanted, names, table, source, notes):
-    if isinstance(source, str):  # a hub's split; benchmarks do not publish the labels of their tests
-        label = next((names.index(name) for name in (wanted["label_column"], "label", "labels") if name in names), None)
-        labelled = [row for row in table if label is None or row[1][label] not in (None, "")]
-        notes.rows += len(table) - len(labelled)
-        notes.dropped["without a label"] += len(table) - len(labelled)
-        if not labelled:
-            return []
-        table = labelled
     found = rows_of_columns(names, table, _with_pair(names, table, wanted), source, notes)
     if found and len(found[0]) != len(notes.columns):
         raise error(f"All splits need the columns of the training rows: {notes.columns}.", source=source, has=names)
-    if wrong := [row for row in found if not all(isinstance(text, str) for text in row[:-1])]:
-        raise error("A text is no string.", source=source, row=wrong[0])
     return [(row[0] if len(row) == 2 else row[:2], row[-1]) for row in found]
 
 

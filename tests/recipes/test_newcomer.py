@@ -20,43 +20,29 @@ from test_recipe_data import write
 from paddle_ldopt import SchedulerType
 from paddle_ldopt.trainer import StopOnSigterm
 
-NEW = "new weights, not in {}: classifier.bias, classifier.weight.\n"
-SMALL = ["--disable_tqdm", "True", "--report_to", "none"]
 
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A folder with subj.csv (opinion or fact), banking.csv (77 intents) and cola.tsv (labels without column names)."""
-    folder = tmp_path_factory.mktemp("files")
-    kinds = (("is a charming surprise", "subjective"), ("is shot in black and white", "objective"))
-    sentences = [(f"the film number {i} {end}", label) for i in range(70) for end, label in kinds]
-    write(folder / "subj.csv", sentences, ("text", "label"))
-    intents = [(f"please change my setting {i} to {n}", f"change_{i}") for n in range(12) for i in range(77)]
-    write(folder / "banking.csv", intents, ("text", "category"))
-    write(folder / "cola.tsv", [(int(i % 3 > 0), f"the {'cat sees' if i % 3 else 'sees cat'} {i}") for i in range(350)])
-    return folder
-
-
-def call(argv, code=None):
+def call(argv):
     """Run the recipe in this process; return what it printed to stdout and stderr."""
-    ends = contextlib.nullcontext() if code is None else pytest.raises(SystemExit)
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, paddle.utils.unique_name.guard():
         test_recipes.shorten(patch)
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), ends as ended:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             recipe.main(argv)
-    assert code is None or ended.value.code == code
     return types.SimpleNamespace(out=out.getvalue(), err=err.getvalue())
 
 
 @pytest.fixture(scope="module")
-def finished(files, tiny):
-    """One run on the file of opinions and facts, and what it left."""
-    argv = ["--data", str(files / "subj.csv"), "--model", tiny, "--num_train_epochs", "3", "--max_length", "6"]
-    folder = files / "run"
-    done = call([*argv, "--logging_steps", "4", "--output_dir", str(folder), *SMALL])
+def finished(tiny, tmp_path_factory):
+    """One run on a file of opinions and facts, and what it left."""
+    folder = tmp_path_factory.mktemp("run")
+    kinds = (("is a charming surprise", "subjective"), ("is shot in black and white", "objective"))
+    sentences = [(f"the film number {i} {end}", label) for i in range(70) for end, label in kinds]
+    data = write(folder / "subj.csv", sentences, ("text", "label"))
+    argv = ["--data", str(data), "--model", tiny, "--num_train_epochs", "3", "--max_length", "6"]
+    done = call(
+        [*argv, "--logging_steps", "4", "--output_dir", str(folder), *["--disable_tqdm", "True", "--report_to", "none"]]
+    )
     done.tiny, done.results = tiny, json.loads((folder / "results.json").read_text())
-    done.history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     return done
 
 
@@ -74,35 +60,12 @@ def test_a_run_says_what_it_uses_and_what_came_of_it(finished):
     assert re.match(kept, finished.results["kept"])
 
 
-@pytest.mark.parametrize(
-    ("metric", "reached", "says"),
-    [
-        ("accuracy", 0.75, "beats the baseline (b) by 0.250"),
-        ("accuracy", 0.5, "does not beat the baseline (b): equal"),
-        ("perplexity", 0.75, "does not beat the baseline (b): 0.250 worse"),
-        ("perplexity", 0.25, "beats the baseline (b) by 0.250"),
-    ],
-)
-def test_the_verdict_knows_which_scores_are_better(metric, reached, says):
-    assert Score(metric, "b", 0.5).verdict(reached) == says
-
-
-@pytest.mark.parametrize(
-    ("name", "argv", "classes", "says"),
-    [
-        ("banking.csv", [], 77, r"\d to \d+ in each of 77 classes"),
-        ("cola.tsv", ["--label_column", "0", "--text_column", "1"], 2, r"0 92, 1 145"),
-    ],
-)
-def test_other_files_of_a_newcomer_run(files, tiny, tmp_path, name, argv, classes, says):
-    best = ["--metric_for_best_model", "matthews"]
-    few = ["--max_steps", "1", "--evaluation_strategy", "steps", "--save_strategy", "steps", "--save_steps", "1"]
-    argv = [*argv, *best, *few, "--eval_steps", "1", "--data", str(files / name), "--model", tiny]
-    done = call([*argv, "--output_dir", str(tmp_path), *SMALL])
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert len(results["classes"]) == classes and "best validation matthews" in results
-    assert re.search(r"^max_length=\d+: train: ", done.out, re.M)
-    assert re.search(rf"training rows by label: {says}\.", done.out)
+def test_the_verdict_knows_which_scores_are_better():
+    for metric, sign in (("accuracy", 1), ("perplexity", -1)):
+        score = Score(metric, "b", 0.5)
+        assert score.verdict(0.5 + 0.25 * sign) == "beats the baseline (b) by 0.250"
+        assert score.verdict(0.5 - 0.25 * sign) == "does not beat the baseline (b): 0.250 worse"
+        assert score.verdict(0.5) == "does not beat the baseline (b): equal"
 
 
 def test_the_scores_are_scikit_learns():
@@ -137,12 +100,13 @@ def test_the_progress_is_short(finished):
     lines = finished.out.splitlines()
     assert len(lines) < 15, finished.out
     assert sum(bool(re.match(r"step \d+/\d+, \d+ s: .*validation loss \d", line)) for line in lines) == 3
-    assert finished.err == NEW.format(finished.tiny)
+    assert finished.err == f"new weights, not in {finished.tiny}: classifier.bias, classifier.weight.\n"
 
 
-def test_help_fits_on_two_screens():
-    text = call(["--help"], code=0).out
-    lines = text.splitlines()
+def test_help_fits_on_two_screens(capsys):
+    with pytest.raises(SystemExit, match="^0$"):
+        recipe.main(["--help"])
+    lines = (text := capsys.readouterr().out).splitlines()
     own = [name for name in recipe.Arguments.__annotations__ if hasattr(recipe.Arguments, name)]
     layerwise = [f.name for f in dataclasses.fields(recipe.Arguments) if f.name.startswith("layerwise_")]
     assert len(lines) <= 90 and max(len(line) for line in lines if line.startswith("  --")) <= 100
@@ -161,19 +125,15 @@ def test_help_fits_on_two_screens():
         ([0.7, 0.8, 0.76], [0.5, 0.6, 0.55], "decay scores 0.203 less than uniform .*: uniform is better"),
         ([0.5, 0.6], [0.4, 0.8], r"more .*95 % interval -1\.\d+ to \+1\.\d+, 2 seeds\): the difference may be chance"),
         ([0.5], [0.6], "With one seed, this may be chance"),
+        ([3.0, 3.1], [2.0, 2.1], "decay scores 1.000 less than uniform .*: decay is better. The better of both does n"),
         ([0.5, float("nan")], [0.6, 0.7], "none, because an arm diverged"),
         ([1.0, 1.0], [1.0, 1.0], "^Verdict: both score the same, seed by seed. The better of both beats the baseline"),
         ([0.3, 0.2], [0.1, 0.3], "The better of both does not beat the baseline \\(majority class\\): 0.250 worse.$"),
     ],
 )
 def test_the_verdict_of_a_comparison(uniform, layerwise, says):
-    score = Score("accuracy", "majority class", 0.5)
+    score = Score("rmse" if min(uniform) > 1 else "accuracy", "majority class", 0.5)
     assert re.search(says, comparison.verdict(uniform, layerwise, "uniform", "decay", score))
-
-
-def test_lower_is_better_for_some_scores():
-    found = comparison.verdict([3.0, 3.1], [2.0, 2.1], "uniform", "decay", Score("rmse", "mean score", 4.0))
-    assert "decay scores 1.000 less than uniform" in found and "decay is better. The better of both beats" in found
 
 
 def test_the_interval_is_students():

@@ -11,7 +11,6 @@ import types
 import numpy as np
 import predict
 import pytest
-import test_recipes
 from common import files, predictors
 from PIL import Image
 from test_recipes import start, two_steps  # noqa: F401 - a fixture
@@ -28,17 +27,7 @@ def predicted(capsys, *argv):
 
 def rows_of(path):
     text = path.read_text(encoding="utf-8-sig")
-    return (
-        list(map(json.loads, text.splitlines())) if path.suffix == ".jsonl" else list(csv.DictReader(io.StringIO(text)))
-    )
-
-
-INPUTS = {
-    "language_model_sft": [f"{sentence}: " for sentence in test_recipes.SENTENCES[:2]],
-    "seq2seq": ["Return the path of value", "name"],
-    "token_classification": ["Return the path", "unbelievably None"],
-}
-OUTPUTS = {"token_classification": "tags"}
+    return list(map(json.loads, text.splitlines()) if path.suffix == ".jsonl" else csv.DictReader(io.StringIO(text)))
 
 
 @pytest.mark.representatives(count=3)
@@ -46,14 +35,15 @@ OUTPUTS = {"token_classification": "tags"}
 def test_the_run_of_a_recipe_is_applied(start, tmp_path, capsys, name):  # noqa: F811
     short = ["--max_length", "44"] if name == "language_model_sft" else []  # it generates token by token
     start(name, *two_steps(tmp_path / "out"), *short)
-    predicted(capsys, tmp_path / "out", *INPUTS[name], "--output", tmp_path / "a.jsonl")
+    inputs = ["Return the path", "unbelievably None"]
+    predicted(capsys, tmp_path / "out", *inputs, "--output", tmp_path / "a.jsonl")
     found = rows_of(tmp_path / "a.jsonl")
     assert len(found) == 2
     for row in found:
-        assert OUTPUTS.get(name, "output") in row
+        assert ("tags" if name == "token_classification" else "output") in row
         shares = row["probabilities"] if name == "token_classification" else [row["probability"]]
         assert all(0 < share <= 1 + 1e-6 for share in shares)
-    assert len(predicted(capsys, tmp_path / "out", *INPUTS[name]).splitlines()) == 2
+    assert len(predicted(capsys, tmp_path / "out", *inputs).splitlines()) == 2
     if name == "token_classification":
         assert [row["words"] for row in found] == [["Return", "the", "path"], ["unbelievably", "None"]]
         assert [len(row["tags"]) for row in found] == [3, 2]
@@ -68,29 +58,26 @@ def test_long_texts_are_tagged_to_their_ends(start, tmp_path, capsys):  # noqa: 
     assert row["words"] == text.split() and len(row["tags"]) == len(row["probabilities"]) == 120
 
 
-def write_splits(folder, suffix, row):
+CHARACTERS, MORE = "张 B-PER\n三 I-PER\n在 O\n京 B-LOC\n", "里 O\n的 O\n人 O\n有 O\n我 O\n们 O\n2010 O\n"
+SPANS = {"text": "Ann Lee met 张三 in Rome.", "label": [[0, 7, "PER"], [12, 14, "PER"], [18, 22, "LOC"]]}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "row", "text", "words"),
+    [
+        pytest.param("txt", CHARACTERS, "李四在京", list("李四在京"), marks=pytest.mark.slow),
+        pytest.param("txt", CHARACTERS + MORE, "李四在京", list("李四在京"), marks=pytest.mark.slow, id="a number"),
+        ("jsonl", json.dumps(SPANS), "Bob saw 李四, in Oslo", ["Bob", "saw", "李", "四", ",", "in", "Oslo"]),
+    ],
+)
+def test_a_tagger_splits_texts_as_it_was_trained(start, tmp_path, capsys, suffix, row, text, words):  # noqa: F811
     for split, rows in (("train", 8), ("dev", 2), ("test", 2)):
-        (folder / f"{split}.{suffix}").write_text(row * rows, encoding="utf-8")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", ["", "里 O\n的 O\n人 O\n有 O\n我 O\n们 O\n2010 O\n"], ids=["characters", "a number"])
-def test_a_tagger_of_characters_splits_sentences_as_it_was_trained(start, tmp_path, capsys, more):  # noqa: F811
-    write_splits(tmp_path, "txt", f"张 B-PER\n三 I-PER\n在 O\n京 B-LOC\n{more}\n")
+        (tmp_path / f"{split}.{suffix}").write_text(f"{row}\n" * rows, encoding="utf-8")
     out = start("token_classification", *two_steps(tmp_path / "out"), "--data", str(tmp_path))
     assert "warning: the tokenizer does not know " in out, "the tiny model is English"
-    predicted(capsys, tmp_path / "out", "李四在京", "--output", tmp_path / "a.jsonl")
-    (row,) = rows_of(tmp_path / "a.jsonl")
-    assert row["words"] == list("李四在京") and len(row["tags"]) == 4
-
-
-def test_a_tagger_of_texts_with_spans_splits_texts_as_it_was_trained(start, tmp_path, capsys):  # noqa: F811
-    row = {"text": "Ann Lee met 张三 in Rome.", "label": [[0, 7, "PER"], [12, 14, "PER"], [18, 22, "LOC"]]}
-    write_splits(tmp_path, "jsonl", json.dumps(row) + "\n")
-    start("token_classification", *two_steps(tmp_path / "out"), "--data", str(tmp_path))
-    predicted(capsys, tmp_path / "out", "Bob saw 李四, in Oslo", "--output", tmp_path / "a.jsonl")
+    predicted(capsys, tmp_path / "out", text, "--output", tmp_path / "a.jsonl")
     (found,) = rows_of(tmp_path / "a.jsonl")
-    assert found["words"] == ["Bob", "saw", "李", "四", ",", "in", "Oslo"] and len(found["tags"]) == 7
+    assert found["words"] == words and len(found["tags"]) == len(words)
 
 
 @pytest.mark.slow
@@ -105,8 +92,11 @@ def test_images_are_labelled(start, tmp_path, capsys):  # noqa: F811
     assert [row["image"] for row in found] == list(map(str, images)) and {row["label"] for row in found} <= set("56789")
     printed = predicted(capsys, tmp_path / "out", images[0])
     assert printed.startswith(f"{images[0]}: "), "the name of the file"
-    with pytest.raises(SystemExit, match="image cannot be read .*image='nowhere.png'"):
+    again = predicted(capsys, tmp_path / "out", "nowhere.png", *images, __file__)
+    assert [line.partition(": ")[0] for line in again.splitlines()] == list(map(str, images)) and printed in again
+    with pytest.raises(SystemExit, match=r"nothing to predict. Received: .*dropped=\{'unreadable': 1\}"):
         predict.main([str(tmp_path / "out"), "nowhere.png"])
+    assert "image cannot be read ([Errno 2] No such file or directory" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +115,6 @@ def note(folder, **more):
     noted = {"recipe": "text_classification", "max_length": 64, "pair": False, **more}
     (folder / "prediction.json").write_text(json.dumps(noted))
     return folder
-
-
-@pytest.fixture(scope="module")
-def labels_of_pairs(labels, tmp_path_factory):
-    return note(shutil.copytree(labels, tmp_path_factory.mktemp("pairs") / "run"), pair=True)
 
 
 TEXTS = [f"Return the {word}" for word in ("path", "value", "name", "delta", "café")]
@@ -168,47 +153,51 @@ def test_a_csv_begins_with_the_mark_that_excel_needs_and_is_read_back(labels, tm
     assert not (tmp_path / "b.jsonl").read_bytes().startswith(codecs.BOM_UTF8)
 
 
-@pytest.mark.parametrize(
-    ("trained_on", "content"),
-    [
-        ("utterance", "id;utterance\n" + "".join(f"{i};{text}\n" for i, text in enumerate(TEXTS))),
-        ("utterance", "id;text\n" + "".join(f"{i};{text}\n" for i, text in enumerate(TEXTS))),
-        ("utterance", "\n".join(TEXTS)),
-        ("1", "".join(f"{i};{text}\n" for i, text in enumerate(TEXTS))),
-    ],
-    ids=["its own name", "a usual name", "one column", "its own place"],
-)
-def test_a_file_is_read_as_the_file_of_the_training(labels, tmp_path, capsys, trained_on, content):
-    run = note(shutil.copytree(labels, tmp_path / "run"), columns={"text_column": trained_on, "label_column": "intent"})
-    (tmp_path / "a.csv").write_text(content, encoding="utf-8")
-    predicted(capsys, run, "--input", tmp_path / "a.csv", "--output", tmp_path / "out.jsonl")
-    assert [row["text"] for row in rows_of(tmp_path / "out.jsonl")] == TEXTS
-
-
-def inputs_of(path, trained):
+def inputs_of(path, trained, **given):
     """Return the inputs in a file for a model that was trained so, and the notes on them."""
     found, notes = dict.fromkeys(("inputs", "encoding", "has_header", "text_column")), files.Notes()
-    return predict.read_inputs(types.SimpleNamespace(**{**found, "input": path}), trained, notes), notes
+    return predict.read_inputs(types.SimpleNamespace(**{**found, **given, "input": path}), trained, notes), notes
 
 
+NAMED = {"text_column": "utterance", "label_column": "intent"}
 ALPACA = {"source_field": "instruction + input", "target_field": "output"}
 
 
 @pytest.mark.parametrize(
-    ("trained_on", "name", "content"),
+    ("recipe", "trained_on", "name", "content"),
     [
-        (ALPACA, "a.json", '[{"instruction": "译", "input": "好", "output": "x"}, {"instruction": "问", "input": ""}]'),
-        (ALPACA, "a.csv", "instruction,input\n译,好\n问,\n"),
-        (ALPACA, "a.jsonl", '{"prompt": "译\\n好"}\n{"prompt": "问"}'),
-        ({"source_field": "ask"}, "a.csv", 'id,ask,x\n1,"译\n好",2\n2,问,3\n'),
-        ({"source_field": "正文"}, "a.csv", 'article,summary\n"译\n好",x\n问,y\n'),
+        ("text_classification", NAMED, "a.csv", 'id;utterance\n1;"译\n好"\n2;问\n'),
+        ("text_classification", NAMED, "a.csv", 'id;text\n1;"译\n好"\n2;问\n'),
+        ("text_classification", NAMED, "a.csv", '"译\n好"\n问\n'),
+        ("text_classification", {"text_column": "1"}, "a.csv", '1;"译\n好"\n2;问\n'),
+        ("seq2seq", ALPACA, "a.json", '[{"instruction": "译", "input": "好"}, {"instruction": "问", "input": ""}]'),
+        ("seq2seq", ALPACA, "a.csv", "instruction,input\n译,好\n问,\n"),
+        ("seq2seq", ALPACA, "a.jsonl", '{"prompt": "译\\n好"}\n{"prompt": "问"}'),
+        ("seq2seq", {"source_field": "ask"}, "a.csv", 'id,ask,x\n1,"译\n好",2\n2,问,3\n'),
+        ("seq2seq", {"source_field": "正文"}, "a.csv", 'article,summary\n"译\n好",x\n问,y\n'),
     ],
-    ids=["alpaca", "alpaca in a table", "a usual name", "its own name", "another usual name"],
 )
-def test_prompts_are_read_as_in_the_training(tmp_path, trained_on, name, content):
+def test_a_file_is_read_as_the_file_of_the_training(tmp_path, recipe, trained_on, name, content):
     (tmp_path / name).write_text(content, encoding="utf-8")
-    inputs, _ = inputs_of(tmp_path / name, {"recipe": "seq2seq", "columns": trained_on})
+    inputs, _ = inputs_of(tmp_path / name, {"recipe": recipe, "columns": trained_on})
     assert inputs == [("译\n好",), ("问",)]
+
+
+def test_lines_of_a_txt_are_texts_unless_they_have_columns_or_tags(tmp_path, capsys):
+    def read(content, recipe="text_classification", **given):
+        (tmp_path / "a.txt").write_text(content, encoding="utf-8")
+        trained = {"recipe": recipe, "columns": {"text_column": "0", "label_column": "1"}}
+        return [text for (text,) in inputs_of(tmp_path / "a.txt", trained, **given)[0]]
+
+    assert read("one\ta\ntwo\n") == ["one\ta", "two"]
+    assert read("one\tbad\ntwo\tgood\n") == ["one", "two"]
+    assert read("id\ttext\n1\tone\n2\ttwo\n", text_column="text") == ["one", "two"]
+    assert read("text\none\n", has_header=True) == ["one"]
+    assert read("I met Ann in the USA\nand so on\n", "token_classification") == ["I met Ann in the USA", "and so on"]
+    assert capsys.readouterr().err == ""
+    tagged = "Ann NNP B-PER\nmet VBD O\n\n我\tO\n在\tO\n京\tB_LOC\n"
+    assert read(tagged, "token_classification") == ["Ann met", "我 在 京"]
+    assert capsys.readouterr().err == f"{tmp_path}/a.txt has tagged words: their tags are not read.\n"
 
 
 def test_conversations_are_continued_from_their_last_question(tmp_path):
@@ -221,25 +210,15 @@ def test_conversations_are_continued_from_their_last_question(tmp_path):
     assert notes.rows == 41 and notes.dropped == {"without a question": 1}
 
 
+def test_an_output_of_several_lines_is_printed_as_one():
+    predict.write([{"output": "first\n\x0csecond", "probability": 1.0}], None, out := io.StringIO())
+    assert out.getvalue() == "first  second (1.000)\n"
+
+
 def test_no_space_stands_between_chinese_characters():
     text = "张 伟 ， 在 北 京 写 Python 3 和 C 。"
     assert files.BETWEEN.sub("", text) == "张伟，在北京写 Python 3 和 C 。"
     assert files.BETWEEN.sub("", "two words, 두 단어") == "two words, 두 단어"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("empty.csv", "", "The file has no rows. Received: source="),
-        ("two.csv", "1;a text\n2;another\n", r"Name the column with `text_column`. Valid: \['0', '1'\]"),
-        ("gap.csv", "id;text\n1;a text\n2; \n3;another\n4;\n", "Line 3 has no text; Line 5 has no text; 2 of 4 rows"),
-        ("gap.jsonl", '{"text": "a"}\n{"id": 2}\n', "Line 2 has no text; 1 of 2 rows"),
-    ],
-)
-def test_a_file_without_texts_is_refused(labels, tmp_path, name, content, says):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(SystemExit, match=says):
-        predict.main([str(labels), "--input", str(tmp_path / name)])
 
 
 def test_padding_does_not_change_a_label(labels):
@@ -249,7 +228,8 @@ def test_padding_does_not_change_a_label(labels):
         assert (alone["label"], alone["probability"]) == (row["label"], pytest.approx(row["probability"], abs=1e-5))
 
 
-def test_pairs_are_read_from_arguments_and_lines(labels_of_pairs, tmp_path, capsys):
+def test_pairs_are_read_from_arguments_and_lines(labels, tmp_path, capsys):
+    labels_of_pairs = note(shutil.copytree(labels, tmp_path / "pairs"), pair=True)
     (tmp_path / "a.txt").write_text("a text\tits partner\nanother\tone\n")
     assert len(predicted(capsys, labels_of_pairs, "--input", tmp_path / "a.txt").splitlines()) == 2
     assert len(predicted(capsys, labels_of_pairs, *TEXTS[:4]).splitlines()) == 2
@@ -270,12 +250,6 @@ def test_what_is_left_out_of_a_text_is_said(labels, tmp_path, capsys):
     assert capsys.readouterr().err == "scores cover 1 of 3 inputs: 1 without a text, 1 read in part.\n"
 
 
-def test_a_folder_of_no_output_is_refused(start, tmp_path):  # noqa: F811
-    start("masked_lm_pretraining", *two_steps(tmp_path / "out"))
-    with pytest.raises(SystemExit, match="Predictions need a run of .*Received: .*recipe='masked_lm_pretraining'"):
-        predict.main([str(tmp_path / "out"), "a text"])
-
-
 def test_a_closed_pipe_is_no_error(labels):
     reader, writer = os.pipe()
     os.close(reader)
@@ -286,6 +260,10 @@ def test_a_closed_pipe_is_no_error(labels):
     assert ended.value.code == 1
 
 
+WRONG = {"empty.csv": "", "blank.txt": "\n\n", "two.csv": "1;a text\n2;another\n"}
+WRONG |= {"gap.csv": "id;text\n1;a text\n2; \n3;another\n4;\n", "gap.jsonl": '{"text": "a"}\n{"id": 2}\n'}
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
@@ -294,8 +272,20 @@ def test_a_closed_pipe_is_no_error(labels):
         (["run", "a", "--output", "a.txt"], "must end in .csv or .jsonl"),
         (["run", "--input", "nowhere.csv"], "input file does not exist"),
         (["run", "--input", "."], "or is a folder; give images as arguments"),
+        (["run", "--input", "empty.csv"], "The file has no rows"),
+        (["run", "--input", "blank.txt"], "There is nothing to predict"),
+        (["run", "--input", "two.csv"], r"Name the column with `--text_column`. Valid: \['0', '1'\]"),
+        (["run", "--input", "gap.csv"], "Line 3 has no text; Line 5 has no text; 2 of 4 rows"),
+        (["run", "--input", "gap.jsonl"], "Line 2 has no text; 1 of 2 rows"),
+        (["masked", "a text"], "Predictions need a run of .*train one of these with this folder as `--model`"),
     ],
 )
-def test_what_cannot_be_labelled_is_said_in_one_line(labels, argv, says):
+def test_what_cannot_be_labelled_is_said_in_one_line(labels, tmp_path, monkeypatch, argv, says):
+    monkeypatch.chdir(tmp_path)
+    for name, content in WRONG.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "run").symlink_to(labels)
+    (tmp_path / "masked").mkdir()
+    note(tmp_path / "masked", recipe="masked_lm_pretraining")
     with pytest.raises(SystemExit, match=f"^error: .*{says}.*Received: "):
-        predict.main([str(labels) if word == "run" else word for word in argv])
+        predict.main(argv)

@@ -31,10 +31,8 @@ def test_western_bytes_are_not_taken_for_chinese(tmp_path):
 def test_few_rows_without_a_text_or_label_are_dropped_and_counted(tmp_path):
     (tmp_path / "a.tsv").write_text(GOOD + " \tgood\ntext\t \n")
     splits = load_splits(tmp_path / "a.tsv")
-    assert (
-        len(everything(splits)) == 60
-        and "Rows dropped: 1 without a text, 1 without a label; scores cover 60 of 62 rows." in splits.description
-    )
+    assert "Rows dropped: 1 without a text, 1 without a label; scores cover 60 of 62 rows." in splits.description
+    assert len(everything(splits)) == 60
 
 
 @pytest.mark.parametrize("name", ["list.json", "lines.json", "inside.json", "lines.jsonl"])
@@ -136,23 +134,17 @@ def test_wrong_tagged_files_name_the_line(tmp_path):
             files.tagged(record, "a.json")
 
 
-ALPACA = [
-    {"instruction": "翻译", "input": "你好", "output": "hello"},
-    {"instruction": "问", "input": "", "output": "答"},
-]
+ALPACA = [{"instruction": "翻译", "input": "你好", "output": "hello"}]
+ALPACA += [{"instruction": "问", "input": "", "output": "答"}]
 TALK = [{"from": "human", "value": "问"}, {"from": "gpt", "value": "答"}, {"from": "human", "value": "再问"}]
-MESSAGES = [
-    {"role": "system", "content": "s"},
-    {"role": "user", "content": "问"},
-    {"role": "assistant", "content": "答"},
-]
+MESSAGES = [{"role": r, "content": t} for r, t in (("system", "s"), ("user", "问"), ("assistant", "答"))]
 PARTS = [{"role": r, "content": [{"type": "text", "value": t}]} for r, t in (("user", "问"), ("assistant", "答"))]
 
 
-def pairs_of(source, **options):
+def pairs_of(source, source_field=None, target_field=None, **options):
     """Return what the recipes of language models read from a file or folder."""
-    given = types.SimpleNamespace(data=str(source), source_field=None, target_field=None, encoding=None)
-    return language_data.load_pairs(given, {}, **options)
+    fields = {"source_field": source_field, "target_field": target_field}
+    return language_data.load_pairs(types.SimpleNamespace(data=str(source), encoding=None, **fields), {}, **options)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +162,47 @@ def test_conversations_are_read(tmp_path, records, found):
     for split in ("train", "dev", "test"):
         (tmp_path / f"{split}.json").write_text(json.dumps(records))
     assert pairs_of(tmp_path, conversations=True).train == found
+
+
+UNKNOWN = "src,tgt\n" + "".join(f"question {i},answer number {i}\n" for i in range(30))
+CHOSEN = {"prompt": "问", "chosen": "答", "rejected": "不"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "a.csv",
+            UNKNOWN,
+            r"names, \['src', 'tgt'\]: choose columns with `--source_field` and `--target_field`; if it",
+        ),
+        (
+            "a.tsv",
+            "号,错句,改正\n" + "1,今天天汽很好。,今天天气好。\n" * 10,
+            r"names, \['号', '错句', '改正'\]: choose",
+        ),
+        ("a.json", json.dumps([{"conversation": [{"input": "问"}]}]), "XTuner's `conversation` is not read"),
+        (
+            "a.json",
+            json.dumps([CHOSEN]),
+            "No recipe trains on preferences .DPO.: .*`--target_field`.*columns=.*'chosen'",
+        ),
+        ("a.json", json.dumps([{"conversations": TALK}] * 30), "language_model_sft.py alone reads conversations"),
+        ("a.csv", "instruction,input,output\nask,more,answer\nask\n", "Line 3 must have"),
+    ],
+)
+def test_a_file_that_is_not_of_sources_and_targets_is_told_so(tmp_path, name, content, says):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=says):
+        pairs_of(tmp_path / name)
+
+
+def test_columns_that_are_chosen_are_read(tmp_path):
+    (tmp_path / "a.csv").write_text(UNKNOWN)
+    found = [pairs_of(tmp_path / "a.csv", source_field=a, target_field=b) for a, b in (("src", "tgt"), ("0", "1"))]
+    assert [sum(map(len, one.each(list).values())) for one in found] == [30, 31]
+    (tmp_path / "b.json").write_text(json.dumps([{**CHOSEN, "prompt": f"问{i}"} for i in range(30)]))
+    assert set(pairs_of(tmp_path / "b.json", target_field="chosen").train[0]) & {"答"}
 
 
 def test_conversations_without_text_are_dropped_and_counted(tmp_path):
@@ -199,31 +232,6 @@ def test_one_system_prompt_of_all_conversations_leaves_rows_in_every_split(tmp_p
     (tmp_path / "a.json").write_text(json.dumps(talks))
     found = pairs_of(tmp_path / "a.json", conversations=True)
     assert min(map(len, (found.train, found.validation, found.test))) > 5
-
-
-def test_a_named_third_column_is_no_label(tmp_path):
-    rows = [{"sentence1": f"one {i}", "sentence2": f"two {i}", "idx": i} for i in range(30)]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(ValueError, match="Name the column with `label_column`"):
-        load_splits(tmp_path / "a.jsonl")
-
-
-def test_conversations_are_no_sources_and_targets(tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps([{"conversations": TALK, "tools": "[]"}] * 30))
-    with pytest.raises(ValueError, match="A text is a list; language_model_sft.py alone reads conversations"):
-        pairs_of(tmp_path / "a.json")
-
-
-def test_a_constant_first_column_is_not_the_first_text_of_a_pair(tmp_path):
-    write(tmp_path / "csl.tsv", [("to category", text, label) for text, label in ROWS])
-    with pytest.raises(ValueError, match=r"Name the column with `text_column`. Valid: \['0', '1', '2'\]"):
-        load_splits(tmp_path / "csl.tsv")
-
-
-def test_a_table_of_alpaca_with_a_short_row_names_its_line(tmp_path):
-    (tmp_path / "a.csv").write_text("instruction,input,output\nask,more,answer\nask\n")
-    with pytest.raises(ValueError, match="Line 3 must have"):
-        pairs_of(tmp_path / "a.csv")
 
 
 def test_splits_that_are_too_small_to_judge_by_are_warned_of(tmp_path):

@@ -34,6 +34,7 @@ def test_pretraining_and_fine_tuning_have_no_digit_in_common():
     own = image_classification.load_images("digits")
     assert {name for _, name in own.train + own.validation + own.test} == set("56789")
     assert {name for _, name in image_classification.digits(range(5)).train} == set("01234")
+    assert len(own.train) == 100, "few of them"
     image, _ = own.train[0]
     assert image.shape == (8, 8) and image.dtype == np.uint8 and image.max() > 200
 
@@ -59,10 +60,10 @@ def test_images_of_a_hub():
         label_list = ["cat", "dog"]
 
     grey = Image.new("L", (2, 2), 7)
-    (row,) = image_classification.hub_images(rows.records_of(Data([{"img": grey, "label": 1}])), "train")
+    (row,) = image_classification.hub_images(rows.records_of(Data([{"img": grey, "label": 1}])), "train", None)
     assert row[1] == "dog" and row[0].tolist() == [[7, 7], [7, 7]]
     with pytest.raises(ValueError, match="are required"):
-        image_classification.hub_images([{"text": "x"}], "train")
+        image_classification.hub_images([{"text": "x"}], "train", None)
 
 
 def test_the_pretrained_weights_are_those_that_fine_tuning_begins_with(monkeypatch):
@@ -89,30 +90,6 @@ def test_a_saved_model_is_loaded_with_a_new_head(tmp_path, saved):
         assert np.array_equal(value.numpy(), after[name].numpy()), name
     with pytest.raises(ValueError, match="Accepted: a model of paddle.vision, .*Received: model='/nowhere/at/all'"):
         load("/nowhere/at/all", 3)
-
-
-def test_few_examples_are_the_first_of_each_class():
-    made = [(i, "ab"[i % 3 > 0]) for i in range(12)]
-    assert rows.first_of_each(made, 2) == [(0, "a"), (1, "b"), (2, "b"), (3, "a")]
-
-
-def test_of_ones_own_images_all_are_trained_on_and_of_the_digits_few(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(image_classification, "pretrained_on_digits", lambda seed: {})
-    for name in ("red", "green"):
-        for i in range(19):
-            Image.new("RGB", (10, 12), (i, 0, 0)).save(photos / "train" / name / f"more{i}.png")
-    trained = []
-
-    def fine_tune(trainer, score, parts, noted):
-        trained.append(len(trainer.train_dataset))
-        assert f": {trained[-1]} train," in parts.description
-
-    monkeypatch.setattr(image_classification, "fine_tune", fine_tune)
-    own = ["--data", str(photos), "--model", "digits"]
-    for argv in ([], own):
-        with paddle.utils.unique_name.guard():
-            image_classification.run([*argv, "--output_dir", str(tmp_path / "out")])
-    assert trained == [100, 50]
 
 
 def test_images_are_dealt_out_by_what_they_show_wherever_they_are(tmp_path):

@@ -20,6 +20,7 @@ SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 WORDS = ["alpha", "beta", "gamma", "delta"]
 PAIRS = [(f"{a} {b}: ", f"it is {a}") for a in WORDS for b in WORDS]
 TALKS = [(("user", a), ("assistant", b)) for a, b in PAIRS]
+DEALT = rows.Parts(TALKS[:8], TALKS[8:12], TALKS[12:], "made up")
 OFF = ["--report_to", "none", "--disable_tqdm", "True"]
 
 
@@ -85,19 +86,16 @@ def test_unigram():
     assert unigram([0, 0, 1], [0, 2], 3) == pytest.approx(-(math.log(3 / 6) + math.log(1 / 6)) / 2)
 
 
-def dealt():
-    return rows.Parts(TALKS[:8], TALKS[8:12], TALKS[12:], "made up")
-
-
 def test_perplexity_counts_each_token_the_same_whatever_its_batch(tiny_llama, tmp_path):
     found = []
     for size in ("1", "3"):
         line = ("--model", tiny_llama, "--per_device_eval_batch_size", size, "--max_length", "32")
         args = arguments(language_model_sft, tmp_path / size, *line)
         with paddle.utils.unique_name.guard():
-            trainer, baseline = language_model_sft.build(args, dealt())
+            trainer, baseline = language_model_sft.build(args, DEALT)
             test = trainer.data["test"]
         found.append(trainer.evaluate(test, metric_key_prefix="test"))
+        assert args.greater_is_better is False
     losses, right = [], []
     for row in test:
         logits = trainer.model(paddle.to_tensor(row["input_ids"][None]))[0].numpy().astype("float64")
@@ -117,7 +115,7 @@ def test_adapters_alone_are_trained(tiny_llama, tmp_path):
     line = ["--model", tiny_llama, "--lora_rank", "2", "--max_steps", "3"]
     args = arguments(language_model_sft, tmp_path, *line)
     with paddle.utils.unique_name.guard():
-        trainer, *_ = language_model_sft.build(args, dealt())
+        trainer, *_ = language_model_sft.build(args, DEALT)
         before = {name: value.numpy() for name, value in trainer.model.named_parameters()}
         trainer.train()
     rates = fine_tuning.rates_of(trainer.layer_map, args)
@@ -128,7 +126,7 @@ def test_adapters_alone_are_trained(tiny_llama, tmp_path):
     assert moved and moved <= adapters and any("lora_B" in name for name in moved)
     args.model = language_model_sft.Arguments.model
     with pytest.raises(ValueError, match="need a trained model.*Received: model='LlamaForCausalLM'"):
-        language_model_sft.build(args, dealt())
+        language_model_sft.build(args, DEALT)
 
 
 @pytest.mark.slow
@@ -184,6 +182,7 @@ def guesser(tmp_path):
 
 def test_what_is_hidden(guesser):
     trainer, batch = guesser
+    assert trainer.args.greater_is_better is True, "the accuracy"
     ids = np.tile(batch["input_ids"].numpy(), (400, 1))
     shown, hidden = trainer.hide(ids, 1)
     special = np.isin(ids, [0, 2, 3])
@@ -215,11 +214,6 @@ def test_a_new_head_begins_with_the_shares_of_the_tokens(guesser):
     bias = trainer.model.cls.predictions.decoder_bias.numpy()
     share = np.exp(bias) / np.exp(bias).sum()
     assert share[[5, 7, 9]].tolist() == pytest.approx([4 / 29, 2 / 29, 1 / 29]) and bias[9] == 0
-
-
-def test_which_scores_are_better(tmp_path):
-    assert language_model_sft.Arguments(output_dir=str(tmp_path)).greater_is_better is False
-    assert masked_lm_pretraining.Arguments(output_dir=str(tmp_path)).greater_is_better is True
 
 
 def test_a_long_text_becomes_several_rows(guesser):

@@ -12,6 +12,7 @@ import paddlenlp.transformers
 import pytest
 from common.pretrained import load_model, load_tokenizer, minilm_dir
 from safetensors.numpy import load_file
+from scipy.special import erf, softmax
 
 ERNIE = "ErnieForSequenceClassification"
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -37,33 +38,22 @@ def numpy_bert(weights, ids, heads=12, epsilon=1e-12):
         centred = x - x.mean(-1, keepdims=True)
         return centred / np.sqrt(x.var(-1, keepdims=True) + epsilon) * w[name + ".weight"] + w[name + ".bias"]
 
-    def gelu(x):
-        return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-
     def split(x):  # [tokens, hidden] -> [heads, tokens, hidden / heads]
         return x.reshape(len(x), heads, -1).transpose(1, 0, 2)
 
-    x = sum(w[f"embeddings.{kind}_embeddings.weight"][rows] for kind, rows in
-            (("word", ids), ("position", range(len(ids))), ("token_type", [0] * len(ids))))  # fmt: skip
+    kinds = {"word": ids, "position": list(range(len(ids))), "token_type": [0] * len(ids)}
+    x = sum(w[f"embeddings.{kind}_embeddings.weight"][rows] for kind, rows in kinds.items())
     x, layer = norm(x, "embeddings.LayerNorm"), 0
     while f"encoder.layer.{layer}.output.dense.weight" in w:
         at = f"encoder.layer.{layer}."
         q, k, v = (split(linear(x, f"{at}attention.self.{part}")) for part in ("query", "key", "value"))
-        scores = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1])
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = (scores / scores.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(x.shape)
+        shares = softmax(q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1]), axis=-1)
+        mixed = (shares @ v).transpose(1, 0, 2).reshape(x.shape)
         x = norm(x + linear(mixed, at + "attention.output.dense"), at + "attention.output.LayerNorm")
-        inner = gelu(linear(x, at + "intermediate.dense"))
-        x, layer = norm(x + linear(inner, at + "output.dense"), at + "output.LayerNorm"), layer + 1
+        inner = linear(x, at + "intermediate.dense")
+        gelu = inner * (1 + erf(inner / math.sqrt(2))) / 2
+        x, layer = norm(x + linear(gelu, at + "output.dense"), at + "output.LayerNorm"), layer + 1
     return x, np.tanh(linear(x[0], "pooler.dense"))
-
-
-def encode(model, tokenizer, texts):
-    """Hidden states, pooled outputs and lengths of one padded batch."""
-    batch = tokenizer(texts, padding=True)
-    with paddle.no_grad():
-        hidden, pooled = model.bert(paddle.to_tensor(batch["input_ids"]))[:2]
-    return hidden.numpy(), pooled.numpy(), [len(tokenizer(text)["input_ids"]) for text in texts]
 
 
 def test_the_weights_are_those_that_sentence_transformers_publishes(minilm):
@@ -74,13 +64,13 @@ def test_the_weights_are_those_that_sentence_transformers_publishes(minilm):
 def test_the_encoder_agrees_with_numpy_on_a_padded_batch(minilm):
     model, tokenizer, weights = minilm
     texts = [*SENTENCES, "Return the number of non-overlapping occurrences of substring sub in the string. " * 4]
-    hidden, pooled, lengths = encode(model, tokenizer, texts)
-    assert len(set(lengths)) > 2
+    with paddle.no_grad():
+        hidden, pooled = model.bert(paddle.to_tensor(tokenizer(texts, padding=True)["input_ids"]))[:2]
     for row, text in enumerate(texts):
         want, want_pooled = numpy_bert(weights, tokenizer(text)["input_ids"])
-        got = hidden[row, : lengths[row]]
+        got = hidden[row, : len(want)].numpy()
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
-        np.testing.assert_allclose(pooled[row], want_pooled, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(pooled[row].numpy(), want_pooled, rtol=0, atol=2e-5)
         mean, want_mean = got.mean(0), want.mean(0)
         assert mean @ want_mean / np.linalg.norm(mean) / np.linalg.norm(want_mean) > 0.999999
 
@@ -142,15 +132,13 @@ def test_an_unknown_name_says_what_is_accepted(load, name):
         load(name)
 
 
-@pytest.mark.parametrize(
-    "auto, load", [("AutoModelForSequenceClassification", load_model), ("AutoTokenizer", load_tokenizer)]
-)
+@pytest.mark.parametrize("auto, load", [("ModelForSequenceClassification", load_model), ("Tokenizer", load_tokenizer)])
 def test_a_hub_out_of_reach_is_a_value_error_with_its_cause(monkeypatch, auto, load):
     def offline(name, **kwargs):
         assert name == "ernie-3.0-base-zh"
         raise OSError("no route to host")
 
-    monkeypatch.setattr(getattr(paddlenlp.transformers, auto), "from_pretrained", offline)
+    monkeypatch.setattr(getattr(paddlenlp.transformers, f"Auto{auto}"), "from_pretrained", offline)
     with pytest.raises(ValueError, match="route to host.*Accepted.*Received: name='ernie-3.0-base-zh'") as info:
         load("ernie-3.0-base-zh")
     assert isinstance(info.value.__cause__, OSError)

@@ -90,16 +90,13 @@ def model_state(folder):
     return (pathlib.Path(folder) / "model_state.pdparams").read_bytes()
 
 
-def history(folder):
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-
-
 def environment(**more):
     return {**os.environ, "PYTHONPATH": search_path(), **more}
 
 
 def steps(folder):
-    return [(line["step"], "loss" in line) for line in history(folder)]
+    history = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
+    return [(line["step"], "loss" in line) for line in history]
 
 
 PAIRS = [(text, f"and {text}", label) for text, label in ROWS]
@@ -180,21 +177,14 @@ def test_a_run_without_best_model_or_evaluation(run):
 
 
 ERRORS = {
-    "model class": ({"model": "BertForEverything"}, "BertForEverything"),
-    "decay": ({"layerwise_lr_decay": 1.5}, "`layerwise_lr_decay` must be"),
-    "positions": ({"max_length": 513}, "`max_length` must be 512 or less for this model. Received: max_length=513"),
-    "epochs": ({"num_train_epochs": -1}, "`num_train_epochs` must be 0 or more"),
+    "decay": ({"layerwise_lr_decay": 1.5}, "`--layerwise_lr_decay` must be"),
+    "positions": ({"max_length": 513}, "`--max_length` must be 512 or less for this model. Received: max_length=513"),
+    "epochs": ({"num_train_epochs": -1}, "`--num_train_epochs` must be 0 or more"),
     "batch": ({"per_device_train_batch_size": 0, "logging_steps": 0}, "must be 1 or more"),
-    "patience": ({"early_stopping_patience": 0}, "`early_stopping_patience` must be 1 or more"),
     "patience for nothing": ({"load_best_model_at_end": False, "early_stopping_patience": 3}, "Early stopping needs"),
-    "warm-up for nothing": (
-        {"lr_scheduler_type": "constant", "warmup_steps": 5},
-        "The schedule `constant` has no warm-up: choose another schedule, such as `constant_with_warmup`, or set the "
-        "warm-up to 0. Received: lr_scheduler_type='constant', lr_scheduler_kwargs={}, warmup_steps=5",
-    ),
+    "warm-up for nothing": ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "`constant` has no warm-up: choose"),
     "best of nothing": ({"evaluation_strategy": "no", "save_strategy": "no"}, "needs evaluations"),
     "strategies": ({"evaluation_strategy": "no"}, "strategy"),
-    "seeds": ({"compare": True, "compare_seeds": 0}, "`compare_seeds` must be 1 or more"),
 }
 
 
@@ -213,7 +203,7 @@ def test_a_resume_with_other_settings_is_refused_and_changes_nothing(run, tmp_pa
     assert "layerwise_lr_decay" in refuse(run, resume_from_checkpoint="first", layerwise_lr_decay=0.9)
     assert "own folder" in refuse(run, resume_from_checkpoint="first", output_dir="second")
     assert "checkpoints of another run" in refuse(run, output_dir="first")
-    assert "give its `output_dir` again" in refuse(run, "--compare", resume_from_checkpoint="first")
+    assert "give its `--output_dir` again" in refuse(run, "--compare", resume_from_checkpoint="first")
     assert files(folder) == before and not (tmp_path / "second").exists()
 
 

@@ -44,7 +44,7 @@ OWN = {  # reading the library's own files takes seconds: rows of the same form
     "written_dates": lambda: dealt([(s, s.split()[2]) for s in SENTENCES], key=lambda row: row[0]),
     "docstring_texts": lambda: dealt(SENTENCES),
     "named_functions": lambda: dealt(
-        [(("user", f"{s}: "), ("assistant", s.split()[2])) for s in SENTENCES], key=lambda row: row[0][1]
+        [(("user", s), ("assistant", s.split()[2])) for s in SENTENCES], lambda row: row[0][1]
     ),
 }
 
@@ -53,11 +53,8 @@ def shorten(monkeypatch):
     """Have the recipes take few rows and draw no pictures."""
     monkeypatch.setattr(sys, "argv", ["no such file"])  # as conftest.py, in processes of their own too
     monkeypatch.setattr(run_report, "_image", lambda *_, **__: "<img>")  # drawing takes most of so small a run
-    kinds = {
-        part: [(f"{text} {kind}", kind) for kind in ("class", "function", "module") for text in SENTENCES[:60]]
-        for part in ("train", "validation", "test")
-    }
-    monkeypatch.setattr(text_data, "_docstring_parts", lambda: kinds)
+    kinds = [(f"{text} {kind}", kind) for kind in ("class", "function", "module") for text in SENTENCES[:60]]
+    monkeypatch.setattr(text_data, "_docstring_parts", lambda: dict.fromkeys(rows.STEMS, kinds))
     digits = image_classification.digits
     few = dataclasses.replace(digits(range(5)), train=digits(range(5)).train[:64])  # that the model is pretrained on
     monkeypatch.setattr(image_classification, "digits", lambda names: few if 0 in names else digits(names))
@@ -176,7 +173,9 @@ def test_a_signal_saves_a_checkpoint_and_says_how_to_resume(start, tiny, tmp_pat
     assert [printed[0], *printed[3:]] == ["resume:", "--resume_from_checkpoint", str(tmp_path / "cut")]
     assert [p.name for p in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-1"]
     assert not (tmp_path / "cut/results.json").exists()
-    check_run(tmp_path / "cut", start("token_classification", *printed[3:], tiny_model=False))
+    out = start("token_classification", *printed[3:], tiny_model=False)
+    assert f"\nresumes from {tmp_path}/cut/checkpoint-1\n" in out
+    check_run(tmp_path / "cut", out)
     assert start.err == f"new weights, not in {tiny}: classifier.bias, classifier.weight.\n"
     again = start("token_classification", *printed[3:], tiny_model=False)
     assert "This run already ended, at step 2: only the test is repeated." in again
@@ -235,21 +234,21 @@ def test_what_is_written_is_scored_against_the_whole_target(tiny):
     assert scores == {"rouge_1": pytest.approx((12 / 16 + 1) / 2), "rouge_l": pytest.approx((12 / 16 + 1) / 2)}
 
 
-def test_hub_rows():
+def test_classes_of_a_hub_have_names_and_rows_with_hidden_ones_are_dropped_and_counted(monkeypatch):
     class Data(list):
-        label_list = ["O", "B-PER"]
+        label_list = ["O", "B-LOC"]
 
-    assert rows.records_of(Data([{"tokens": ["Ada"], "labels": [1]}])) == [{"tokens": ["Ada"], "labels": ["B-PER"]}]
-    named = types.SimpleNamespace(feature=types.SimpleNamespace(names=["O", "B-LOC"]))
-    data = Data([{"tokens": ["Rome"], "ner_tags": [1], "n": 1}, {"tokens": ["a"], "ner_tags": [-1], "n": -1}])
-    data.label_list, data.features = None, {"ner_tags": named}
-    assert rows.records_of(data)[0] == {"tokens": ["Rome"], "ner_tags": ["B-LOC"], "n": 1}
-    assert rows.records_of(data)[1]["ner_tags"] == [None], "hidden"
-
-
-def test_a_split_that_is_missing_is_dealt_out_of_the_training_rows(tmp_path):
-    made = [f"row {i}" for i in range(1000)]
-    all_three = rows.deal(made, str, "rows")
-    sizes = [len(part) for part in (all_three.train, all_three.validation, all_three.test)]
-    assert sum(sizes) == 1000 and abs(sizes[1] - 100) < 40 and abs(sizes[2] - 200) < 50
-    assert rows.deal(made[::-1], str, "rows").test == all_three.test[::-1], "whatever their order"
+    assert rows.records_of(Data([{"words": ["Ada"], "labels": [1]}])) == [{"words": ["Ada"], "labels": ["B-LOC"]}]
+    named = types.SimpleNamespace(feature=types.SimpleNamespace(names=Data.label_list))
+    train, test = (Data({"tokens": ["Rome", str(i)], "ner_tags": [1, tag]} for i in range(60)) for tag in (0, -1))
+    for data in (train, test):
+        data.label_list, data.features = None, {"ner_tags": named}
+    train[0]["ner_tags"] = [-1, -1]
+    assert [row["ner_tags"] for row in rows.records_of(train)[:2]] == [None, ["B-LOC", "O"]]
+    read = []
+    monkeypatch.setattr(rows, "_load", lambda *_: {"train": train, "test": test})
+    monkeypatch.setattr(token_classification, "fine_tune", lambda trainer, score, *_: trainer)
+    monkeypatch.setattr(token_classification, "build", lambda args, parts: read.append(parts))
+    token_classification.run(["--data", "datasets:toy"])
+    assert "61 without a label; scores cover 59 of 120 rows" in read[0].description
+    assert sum(map(len, read[0].each(list).values())) == 59

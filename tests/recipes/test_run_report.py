@@ -52,31 +52,13 @@ def state(step=0, main=True):
     return types.SimpleNamespace(global_step=step, is_world_process_zero=main, max_steps=100)
 
 
-def optimizer_of(model, decay=0.5, learning_rate=0.1):
+def begun(folder, main=True):
+    model = common.tiny_model()
     layers = LayerMap.from_model(model)
-    parameters = model.parameters()
-    return AdamWDL(learning_rate, parameters=parameters, layers=layers, layerwise_decay=decay), layers
-
-
-def begun(folder, model=None, main=True, **kwargs):
-    optimizer, layers = optimizer_of(model or common.tiny_model(), **kwargs)
+    optimizer = AdamWDL(0.1, parameters=model.parameters(), layers=layers, layerwise_decay=0.5)
     made = RunReport(str(folder), "title", layers)
     made.on_train_begin(ARGUMENTS, state(main=main), None, optimizer=optimizer)
     return made, optimizer
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """The axes of every figure that is drawn."""
-    drawn = []
-
-    def plots(alt, draw, *data, panels=1):
-        drawn.append(list(Figure().subplots(1, panels, squeeze=False).flat))
-        draw(drawn[-1], *data)
-        return ""
-
-    monkeypatch.setattr(run_report, "plots", plots)
-    return drawn
 
 
 @pytest.fixture(scope="module")
@@ -155,12 +137,14 @@ def log(made, *values, key="loss", first=1):
         made.on_log(None, state(step), None, logs={key: value})
 
 
-def test_values_that_are_not_finite_are_gaps_and_are_counted(tmp_path, figures):
-    made, optimizer = begun(tmp_path)
+def test_values_that_are_not_finite_are_gaps_and_are_counted(tmp_path, monkeypatch):
+    drawn = list(Figure().subplots(1, 2))
+    monkeypatch.setattr(run_report, "plots", lambda alt, draw, *data, panels: draw(drawn, *data) or "")
+    made, _ = begun(tmp_path)
     log(made, 0.5, math.nan, math.inf, 0.25)
     log(made, math.nan, key="eval_accuracy", first=5)
     made.write({"test loss": math.nan}, {})
-    losses, metrics = figures[0]
+    losses, metrics = drawn
     assert losses.lines[0].get_label() == "loss (2 not finite)"
     assert [str(y) for y in losses.lines[0].get_ydata()] == ["0.5", "nan", "nan", "0.25"]
     assert metrics.lines[0].get_label() == "eval_accuracy (1 not finite)"
@@ -182,7 +166,7 @@ def test_further_tables_and_the_settings_that_differ_are_shown(tmp_path):
 
 @pytest.mark.parametrize("values", [(), (math.nan,), (math.nan, -math.inf)])
 def test_a_run_without_one_finite_value_has_a_report(tmp_path, values):
-    made, optimizer = begun(tmp_path)
+    made, _ = begun(tmp_path)
     log(made, *values)
     assert len(Page(made.write({"stopped by": "ValueError"}, {})).images) == 1
 
@@ -200,19 +184,6 @@ def test_a_resume_keeps_the_history_up_to_its_checkpoint(tmp_path):
     fresh = RunReport(str(tmp_path), "title", made.layers)
     fresh.on_train_begin(ARGUMENTS, state(0), None, optimizer=optimizer)
     assert fresh.history() == []
-
-
-def test_a_crash_while_the_history_is_rewritten_loses_nothing(tmp_path, monkeypatch):
-    made, optimizer = begun(tmp_path)
-    log(made, 1.0, 0.9)
-
-    def crash(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run_report.os, "replace", crash)
-    with pytest.raises(KeyboardInterrupt):
-        made.on_train_begin(ARGUMENTS, state(2), None, optimizer=optimizer)
-    assert [line["loss"] for line in made.history()] == [1.0, 0.9]
 
 
 def test_only_the_main_process_writes(tmp_path):
