@@ -136,11 +136,13 @@ def test_a_copied_models_parameters_are_known():
     assert opt.layerwise_ratio(copied.layers[0].linear1.weight) == 0.125
 
 
-def test_a_parameter_added_after_the_map_is_refused_by_optimizers():
+def test_a_parameter_added_after_the_map_and_a_map_of_names_alone_are_refused_by_optimizers():
     model, layers = tied()
     late = paddle.create_parameter([2], "float32")
     with pytest.raises(ValueError, match=f"Received: name='{late.name}'"):
         AdamWDL(0.1, parameters=[*model.parameters(), late], layers=layers, layerwise_decay=0.8)
+    with pytest.raises(ValueError, match="use `LayerMap.from_model`"):
+        AdamWDL(0.1, parameters=model.parameters(), layers=LayerMap.from_names(names_of()), layerwise_decay=0.5)
 
 
 def test_wrappers_are_known_by_their_class():
