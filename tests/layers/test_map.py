@@ -50,6 +50,9 @@ def test_rules_go_before_the_built_in_ones():
     layers = LayerMap.from_names(names_of(), {r"^h\.0\.attn": "embeddings", r"^h\.2\.mlp": "head", r"norm": 3})
     assert ids(layers) == [0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 3]
     assert [layers.layer_of(name).tower for name in layers.names[1:4]] == ["", "", "h"]
+    layers = LayerMap.from_names([*names_of(), *names_of("cells", 5)], {r"cells\.(\d+)\.": r"\1"})
+    assert layers.n_layers == 5 and layers.layer_of("cells.4.attn.w").label == "block 4", "more blocks than are found"
+    assert layers.layer_of("h.2.attn.w").depth == 3
 
 
 @pytest.mark.parametrize("rules", [{r"h\.1\.": 2}, {r"h\.1\.": "head"}, {r"h\.0\.": "embeddings"}])
@@ -58,12 +61,6 @@ def test_a_rule_for_one_block_moves_no_other(rules):
     layers = LayerMap.from_model(model, rules=rules)
     by_name = LayerMap.from_names([n for n, _ in model.named_parameters()], rules)
     assert indexes(layers, "h.2") + indexes(layers, "h.3") == [3, 4] and layers.fingerprint() == by_name.fingerprint()
-
-
-def test_rules_may_place_more_blocks_than_are_found():
-    layers = LayerMap.from_names([*names_of(), *names_of("cells", 5)], {r"cells\.(\d+)\.": r"\1"})
-    assert layers.n_layers == 5 and layers.layer_of("cells.4.attn.w").label == "block 4"
-    assert layers.layer_of("h.2.attn.w").depth == 3
 
 
 def test_a_head_with_as_many_layers_as_there_are_blocks_is_no_part_of_them():
@@ -100,15 +97,12 @@ def test_illegal_rules(rules, error, match):
         LayerMap.from_names(names_of(), rules)
 
 
-@pytest.mark.parametrize("names", ["embed.w", [1, 2]])
-def test_names_and_models_of_another_type(names):
-    with pytest.raises(TypeError, match="iterable of strings"):
-        LayerMap.from_names(names)
-    with pytest.raises(TypeError, match=f"Received: model of type {type(names).__name__}"):
-        LayerMap.from_model(names)
-
-
-def test_an_unknown_parameter():
+def test_names_that_are_none_and_an_unknown_parameter():
+    for names in ("embed.w", [1, 2]):
+        with pytest.raises(TypeError, match="iterable of strings"):
+            LayerMap.from_names(names)
+        with pytest.raises(TypeError, match=f"Received: model of type {type(names).__name__}"):
+            LayerMap.from_model(names)
     with pytest.raises(ValueError, match="after the model is complete .*Received: name='lora_A'"):
         LayerMap.from_model(Tied()).layer_of("lora_A")
     with pytest.raises(ValueError, match="nearest is 'norm.weight'.*Received: name='norm.weigth'"):
@@ -118,14 +112,9 @@ def test_an_unknown_parameter():
 
 
 def test_embeddings_are_found_wherever_they_are():
-    class Odd(paddle.nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.layers = paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(4, 2, 8) for _ in range(2)])
-            self.tokens, self.fc = paddle.nn.Embedding(5, 4), paddle.nn.Linear(4, 2)
-
+    odd = Parts(layers=blocks(2), tokens=paddle.nn.Embedding(5, 4), fc=paddle.nn.Linear(4, 2))
     with pytest.warns(UserWarning, match="'tokens' in the embeddings.*`example=`"):
-        layers = LayerMap.from_model(Odd())
+        layers = LayerMap.from_model(odd)
     assert (layers.layer_of("tokens.weight").index, layers.layer_of("fc.weight").index) == (0, 3)
 
 

@@ -124,21 +124,3 @@ def test_layers_of_paddle_vision(name):
             starts = tuple(f"{part}." for part in parts)
             assert 0 < index <= depth or all(n.startswith(starts) for n in found)
             assert all(any(n.startswith(start) for n in found) for start in starts)
-
-
-SWIN = "SwinTransformer_tiny_patch4_window7_224"
-
-
-@pytest.mark.parametrize(
-    "module, name, towers, embeddings",
-    [
-        ("legendary_models.swin_transformer", SWIN, {"layers": 12}, {"patch_embed"}),
-        ("model_zoo.convnext", "ConvNeXt_tiny", {"stages": 18}, {"downsample_layers"}),
-    ],
-)
-def test_layers_of_paddleclas(module, name, towers, embeddings):
-    module = pytest.importorskip(f"ppcls.arch.backbone.{module}", reason="PaddleClas is not on the path")
-    layers = LayerMap.from_model(getattr(module, name)(), paddle.randn([1, 3, 224, 224]))
-    first = {name.split(".")[0] for name in layers.names if layers.layer_of(name).index == 0}
-    last = {name.split(".")[0] for name in layers.names if layers.layer_of(name).is_head}
-    assert (layers.towers, first, last) == (towers, embeddings, {"norm", "head"})

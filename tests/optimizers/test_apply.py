@@ -11,7 +11,7 @@ from paddle.incubate.asp import asp
 
 from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay
 from paddle_ldopt._compat import parameters_of, unwrap
-from paddle_ldopt.rates import rates_of_optimizer
+from paddle_ldopt.rates import applied_rates, rates_of_optimizer
 from paddle_ldopt.schedules import get_linear_schedule_with_warmup
 
 
@@ -55,6 +55,7 @@ def test_any_optimizer_gets_the_rates_that_groups_would_give(name):
     opt = cls(learning_rate=0.05, parameters=model.parameters(), **how)
     assert apply_layerwise_decay(opt, layers, rule) is opt
     assert type(opt).__name__ == cls.__name__ and isinstance(opt, cls)
+    assert applied_rates(opt, 1.0) == {param.name: ratio for param, ratio in zip(model.parameters(), ratios)}
     other, _ = net()  # with Paddle's own per-parameter rates: one group a parameter
     groups = [{"params": [p], "learning_rate": r} for p, r in zip(other.parameters(), ratios)]
     by_hand = train(other, cls(learning_rate=0.05, parameters=groups, **how))
@@ -62,7 +63,7 @@ def test_any_optimizer_gets_the_rates_that_groups_would_give(name):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
 
 
-def test_applying_twice_or_to_two_optimizers_never_compounds():
+def test_applying_twice_or_to_two_optimizers_never_compounds_and_copies_keep_the_decay():
     model, layers = net()
     first = sgd(model)
     second = paddle.optimizer.Adam(0.05, parameters=model.parameters())
@@ -72,6 +73,8 @@ def test_applying_twice_or_to_two_optimizers_never_compounds():
     assert first.layerwise_ratio(model.embed.weight) == second.layerwise_ratio(model.embed.weight) == 0.125
     assert {row.ratio for row in layers.table(optimizer=third).rows} == {(1.0, 1.0)}
     assert all(p.optimize_attr["learning_rate"] == 1.0 for p in model.parameters())
+    assert copy.copy(first).layerwise_ratio(model.embed.weight) == 0.125
+    assert copy.deepcopy(first).layers is layers, "it holds the model's parameters"
     apply_layerwise_decay(first, layers, layerwise_decay=0.8)
     assert first.layerwise_ratio(model.embed.weight) == pytest.approx(0.8**3)
 
@@ -86,13 +89,6 @@ def test_a_decay_of_1_undoes_it():
     want = train(plain, paddle.optimizer.Momentum(0.05, parameters=plain.parameters()))
     for got, expected in zip(train(model, opt), want):
         np.testing.assert_array_equal(got, expected)
-
-
-def test_a_copied_optimizer_keeps_the_decay():
-    model, layers = net()
-    opt = apply_layerwise_decay(sgd(model), layers, 0.5)
-    assert copy.copy(opt).layerwise_ratio(model.embed.weight) == 0.125
-    assert copy.deepcopy(opt).layers is layers, "it holds the model's parameters"
 
 
 class Muon(paddle.optimizer.Optimizer):
