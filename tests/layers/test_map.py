@@ -12,13 +12,16 @@ from paddle_ldopt import AdamWDL, LayerMap
 from paddle_ldopt._compat import unwrap_model
 
 
-def test_tied_parameters_count_once_at_the_lowest_layer():
+def test_tied_parameters_count_once_at_the_lowest_layer_also_in_a_copied_model():
     model, layers = tied()
     assert layers.names == [name for name, _ in model.named_parameters()]
     assert layers.layer_of("lm_head.weight").index == 0
     assert layers.layer_of(model.embed_tokens.weight.name).index == 0
     assert layers.n_layers == 3
     assert layers.name_dict == {p.name: n for n, p in model.named_parameters()}
+    copied = copy.deepcopy(copy.deepcopy(model))  # whose parameters are known
+    opt = AdamWDL(0.1, parameters=copied.parameters(), layers=layers, layerwise_decay=0.5)
+    assert opt.layerwise_ratio(copied.layers[0].linear1.weight) == 0.125
 
 
 def test_frozen_parameters_shift_nothing():
@@ -63,20 +66,6 @@ def test_a_rule_for_one_block_moves_no_other(rules):
     assert indexes(layers, "h.2") + indexes(layers, "h.3") == [3, 4] and layers.fingerprint() == by_name.fingerprint()
 
 
-def test_a_head_with_as_many_layers_as_there_are_blocks_is_no_part_of_them():
-    model = Parts(layers=blocks(2), head=paddle.nn.Sequential(paddle.nn.LayerNorm(4), paddle.nn.Linear(4, 2)))
-    assert indexes(LayerMap.from_model(model), "head") == [3]
-
-
-def test_a_models_own_parameter_that_a_sublayer_shares_is_said():
-    model = Tied()
-    model.tail = paddle.create_parameter([2], "float32")
-    model.layers[0].scale = model.tail
-    with pytest.warns(UserWarning, match="'tail' in the embeddings.*`example=`"):
-        layers = LayerMap.from_model(model)
-    assert layers.layer_of("tail").index == 0
-
-
 @pytest.mark.parametrize(
     "rules, error, match",
     [
@@ -111,18 +100,19 @@ def test_names_that_are_none_and_an_unknown_parameter():
         LayerMap.from_names(names_of()).layer_of("lora_A")
 
 
-def test_embeddings_are_found_wherever_they_are():
+def test_heads_and_embeddings_are_found_wherever_they_are():
+    model = Parts(layers=blocks(2), head=paddle.nn.Sequential(paddle.nn.LayerNorm(4), paddle.nn.Linear(4, 2)))
+    assert indexes(LayerMap.from_model(model), "head") == [3], "of as many layers as there are blocks"
+    model = Tied()
+    model.tail = paddle.create_parameter([2], "float32")
+    model.layers[0].scale = model.tail
+    with pytest.warns(UserWarning, match="'tail' in the embeddings.*`example=`"):
+        layers = LayerMap.from_model(model)
+    assert layers.layer_of("tail").index == 0, "the model's own, which a sublayer shares"
     odd = Parts(layers=blocks(2), tokens=paddle.nn.Embedding(5, 4), fc=paddle.nn.Linear(4, 2))
     with pytest.warns(UserWarning, match="'tokens' in the embeddings.*`example=`"):
         layers = LayerMap.from_model(odd)
     assert (layers.layer_of("tokens.weight").index, layers.layer_of("fc.weight").index) == (0, 3)
-
-
-def test_a_copied_models_parameters_are_known():
-    model, layers = tied()
-    copied = copy.deepcopy(copy.deepcopy(model))
-    opt = AdamWDL(0.1, parameters=copied.parameters(), layers=layers, layerwise_decay=0.5)
-    assert opt.layerwise_ratio(copied.layers[0].linear1.weight) == 0.125
 
 
 def test_a_parameter_added_after_the_map_and_a_map_of_names_alone_are_refused_by_optimizers():

@@ -65,16 +65,13 @@ def test_what_cannot_be_known_is_refused(names, match):
 @pytest.mark.parametrize(
     "first, said", [(False, r"'layers\.0\.out\.weight', .* in the blocks"), (True, "'head' in the head")]
 )
-def test_a_sublayer_that_a_block_shares_is_said(first, said):
+def test_a_sublayer_that_a_block_shares_and_an_embedding_that_towers_share_are_said(first, said):
     shared, stack_ = paddle.nn.Linear(4, 4), {"layers": blocks(3)}
     stack_["layers"][0].out = shared
     parts = {"head": shared, **stack_} if first else {**stack_, "head": shared}
     with pytest.warns(UserWarning, match=f"{said}.*`example=`"):
         layers = LayerMap.from_model(Parts(embed=paddle.nn.Embedding(9, 4), **parts, fc=paddle.nn.Linear(4, 2)))
     assert layers.layer_of(shared.weight.name).index == (4 if first else 1) and layers.towers == {"layers": 3}
-
-
-def test_an_embedding_that_two_towers_share_is_said():
     table = paddle.nn.Embedding(9, 8)
     sides = {side: Parts(embed=table, layers=blocks(n)) for side, n in (("encoder", 2), ("decoder", 6))}
     with pytest.warns(UserWarning, match="'encoder.embed.weight' in the embeddings"):

@@ -35,10 +35,7 @@ def test_each_tower_has_its_decay_and_scale_and_the_rest_the_decays():
     assert ratios(TWO, LayerDecay(0.9, towers={"text_model": 1.0}))["vision_model.layers.0.attn.weight"] == 0.9**2
     both = LayerDecay(0.9, scale=0.5, towers={"vision_model": 0.5, "text_model": 0.6})
     assert ratios(TWO, both)["logit_scale"] == 0.5, "options may be for other models with layers beside the towers"
-
-
-def test_a_tower_is_named_by_whole_parts_and_the_outermost_and_longest_name_wins():
-    names = [f"model.{name}" for name in TWO]
+    names = [f"model.{name}" for name in TWO]  # a tower is named by whole parts, and the longest name wins
     got = ratios(names, LayerDecay(1.0, towers={"model.vision_model": 0.5, "model": 0.9}))
     assert got["model.vision_model.layers.1.attn.weight"] == 0.5
     assert got["model.text_model.layers.2.attn.weight"] == 0.9 and got["model.logit_scale"] == 1.0
@@ -88,14 +85,10 @@ def test_the_mean_over_the_blocks_of_all_towers_is_kept():
     assert sum(one_tower.ratio(i, 12) for i in range(1, 13)) / 12 == pytest.approx(1, rel=1e-14)
     frozen = [LayerDecay(0.5, freeze_below=0.2, preserve_mean=True).ratio(i, 3) for i in range(5)]
     assert frozen == pytest.approx([0, 0, 0.25 / 0.375, 0.5 / 0.375, 1 / 0.375]), "frozen blocks do not count"
-
-
-def test_a_scale_holds_beside_a_kept_mean():
-    one = LayerDecay(0.5, scale=0.1, preserve_mean=True)
+    one = LayerDecay(0.5, scale=0.1, preserve_mean=True)  # a scale holds beside a kept mean
     assert [one.ratio(i, 2) for i in (1, 2, 3)] == pytest.approx([0.25 / 3.75, 0.5 / 3.75, 1 / 3.75])
-    backbone = LayerDecay(0.5, scale=0.1)
-    whole = ratios(tower("backbone", 2), LayerDecay(preserve_mean=True, towers={"backbone": backbone}))
-    assert [whole[f"backbone.layers.{i}.mlp.weight"] for i in (0, 1)] == pytest.approx([0.2 / 3, 0.4 / 3]), "a tenth"
+    whole = ratios(tower("b", 2), LayerDecay(preserve_mean=True, towers={"b": LayerDecay(0.5, scale=0.1)}))
+    assert [whole[f"b.layers.{i}.mlp.weight"] for i in (0, 1)] == pytest.approx([0.2 / 3, 0.4 / 3]), "a tenth"
 
 
 def test_rules_make_layers_of_stages_and_groups():
