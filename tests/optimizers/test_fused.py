@@ -51,19 +51,6 @@ def test_steps_equal_those_of_paddles_operations(name, steps):
     assert kinds_of_state(opt) == kinds_of_state(plain)
 
 
-@pytest.mark.representatives(count=5)
-@every_variant
-def test_it_can_be_switched_in_mid_run(name):
-    arrays, grads = problem(steps=6, shapes={n: SHAPES[n] for n in ("0-D", "odd", "small", "volume", "convolution")})
-
-    def switch(opt):
-        opt.fused = False if opt.fused is None else None
-
-    want, _ = run(name, arrays, grads, fused=False)
-    got, _ = run(name, arrays, grads, each_step=switch)
-    close(got, want, arrays)
-
-
 @pytest.mark.parametrize("option", ["clipvalue", "clipnorm"])
 def test_the_clipping_of_a_group_follows_that_of_all(option):
     arrays, grads = problem(steps=3, shapes={n: SHAPES[n] for n in ("odd", "small", "volume")})
@@ -91,34 +78,6 @@ def test_parameters_of_one_memory_take_turns():
     opt.fused = True
     with pytest.raises(ValueError, match="another parameter has its memory.* Received: fused=True"):
         opt.step()
-
-
-@pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"])
-def test_rates_ratios_and_gradients_may_change(name):
-    arrays, all_grads = bert_like(steps=9)
-    results = []
-    for fused in (False, True):
-        grads = [dict(grad) for grad in all_grads]
-        for i in (4, 5):
-            grads[i]["classifier.weight"] = None
-        with paddle.utils.unique_name.guard():
-            params, names = make_params(arrays)
-            ratio = {"now": 0.5}
-            hook = lambda p, names=names, ratio=ratio: ratio["now"] if "encoder" in names[p.name] else 1.0  # noqa: E731
-            opt = make(name, list(params.values()), set_param_lr_fun=hook, fused=fused)
-            for i, grad in enumerate(grads):
-                if i == 3:
-                    opt.set_lr(0.002)
-                if i == 4:
-                    params["bert.pooler.dense.weight"].optimize_attr["learning_rate"] = 0.25
-                if i == 6:
-                    ratio["now"] = 0.0
-                if i == 7:
-                    ratio["now"] = 0.1
-                    params["bert.embeddings.word_embeddings.weight"].stop_gradient = True
-                take_steps(opt, params, [grad])
-            results.append({n: p.numpy() for n, p in params.items()})
-    close(results[1], results[0], arrays)
 
 
 def test_what_is_clipped_is_what_paddle_clips():
