@@ -180,11 +180,6 @@ def momentum():
     del REGISTRY["momentum"]
 
 
-def test_the_name_of_paddles_optimizer_is_refused():
-    with pytest.raises(ValueError, match='The name "adamw" is that of Paddle.* Received: cls='):
-        register("another")(type("AdamW", (RuleOptimizer,), {}))
-
-
 def moved(opt, model):
     before = model.weight.numpy()
     model(paddle.ones([1, 2])).sum().backward()
@@ -212,6 +207,8 @@ def test_an_optimizer_of_ten_lines_is_known_everywhere(momentum, tmp_path, capsy
     assert len(json.loads(capsys.readouterr().out)["bytes"]) == 2
     assert "| `mass` | decay of the momentum | momentum: `0.9` | [0, 1) | class |" in tables.options_table()
     assert "| momentum | `moment`, `beta1_pow_acc` | 4 R C + 4 | 4 n + 4 |" in tables.states_table()
+    with pytest.raises(ValueError, match='The name "adamw" is that of Paddle.* Received: cls='):
+        register("another")(type("AdamW", (RuleOptimizer,), {}))
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_round_trips(tmp_path, config):
     assert LdoptConfig.from_arguments(args) == config
 
 
-def test_arguments_of_the_trainer_alone_with_a_default_of_their_own_and_with_master_weights(tmp_path):
+def test_arguments_of_the_trainer_a_default_of_their_own_a_metric_and_master_weights(tmp_path):
     args = common.arguments(tmp_path, cls=common.TrainingArguments, adam_beta2=0.98, max_grad_norm=-1.0, warmup_steps=3)
     args.warmup_ratio = 0.5  # which the Trainer passes over
     config = LdoptConfig.from_arguments(args)
@@ -107,12 +107,6 @@ def test_arguments_of_the_trainer_alone_with_a_default_of_their_own_and_with_mas
     quadratic = dataclasses.make_dataclass("Quadratic", [("power", float, 2.0)], bases=(common.TrainingArguments,))
     args = common.arguments(tmp_path, cls=quadratic, lr_scheduler_type="polynomial")
     assert LdoptConfig.from_arguments(args).lr_scheduler_kwargs == {"power": 2.0}, "a default of its own"
-    config = LdoptConfig(optim_kwargs={"multi_precision": True})
-    args = arguments(config, tmp_path)
-    assert args.fp16_opt_level == "O2" and LdoptConfig.from_arguments(args) == config
-
-
-def test_a_schedule_on_accuracy_waits_for_its_maximum(tmp_path):
     args = common.arguments(tmp_path, cls=common.TrainingArguments, evaluation_strategy="steps")
     args.lr_scheduler_type, args.metric_for_best_model = "reduce_lr_on_plateau", "accuracy"
     args.greater_is_better = None
@@ -120,6 +114,9 @@ def test_a_schedule_on_accuracy_waits_for_its_maximum(tmp_path):
     args.metric_for_best_model, args.greater_is_better = "eval_a_loss", True  # as PaddleNLP sets it
     with pytest.raises(ValueError, match="would lower the rate when the loss falls: set greater_is_better=False"):
         LdoptConfig.from_arguments(args)
+    config = LdoptConfig(optim_kwargs={"multi_precision": True})
+    args = arguments(config, tmp_path)
+    assert args.fp16_opt_level == "O2" and LdoptConfig.from_arguments(args) == config
 
 
 def trained(model, opt, schedule):
@@ -256,17 +253,13 @@ def test_every_kind_of_number_is_one(tmp_path, zero):
     assert rule == ldopt.LayerDecay(1.0, head_ratio=2.0) and type(rule.head_ratio) is float
 
 
-def test_each_checkpoint_has_the_config(tmp_path):
+def test_each_checkpoint_has_the_config_but_not_of_an_optimizer_that_is_given(tmp_path):
     config = LdoptConfig("lamb", {"eps": 1e-5}, layerwise_lr_decay=0.5, lr_scheduler_type="cosine_with_restarts")
     common.trainer(tmp_path, args=arguments(config, tmp_path, max_steps=4, save_steps=2)).train()  # without a report
     for step in (2, 4):
         assert LdoptConfig.from_json(tmp_path / f"checkpoint-{step}/ldopt_config.json") == config
-
-
-def test_a_checkpoint_of_a_given_optimizer_has_no_config_and_loses_an_old_one(tmp_path):
-    (tmp_path / "checkpoint-2").mkdir()
-    (tmp_path / "checkpoint-2/ldopt_config.json").write_text(json.dumps(LdoptConfig().to_dict()))
-    model = common.tiny_model()
-    optimizers = LdoptConfig("lamb").build(model, 4)
-    common.trainer(tmp_path, model, optimizers, max_steps=2, save_steps=2).train()
-    assert (tmp_path / "checkpoint-2").is_dir() and not (tmp_path / "checkpoint-2/ldopt_config.json").exists()
+    given, model = tmp_path / "given/checkpoint-2", common.tiny_model()
+    given.mkdir(parents=True)
+    (given / "ldopt_config.json").write_text(json.dumps(LdoptConfig().to_dict()))  # which goes: the optimizer is given
+    common.trainer(given.parent, model, LdoptConfig("lamb").build(model, 4), max_steps=2, save_steps=2).train()
+    assert given.is_dir() and not (given / "ldopt_config.json").exists()

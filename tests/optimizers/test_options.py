@@ -52,6 +52,8 @@ def text_of(parameter):
 def test_every_registered_optimizer_is_in_the_table_of_these_tests():
     """So test_batches.py runs every rule on single parameters and on stacks of them."""
     assert OPTIMIZERS.keys() == REGISTRY.keys()
+    parameters = inspect.signature(ldopt.AdamWDL).parameters
+    assert {name: parameters[name].default for name in LAYERWISE} == LAYERWISE
 
 
 @every_optimizer
@@ -82,11 +84,6 @@ def test_the_parameters_come_first_as_in_mindspore(cls, grouped):
     np.testing.assert_array_equal(trained(lambda params: cls(tuple(params), learning_rate=0.1)), want)
     with pytest.raises(TypeError, match="multiple values for keyword argument 'params'"):
         trained(lambda params: cls(params, 0.1, params=params))
-
-
-def test_the_layerwise_arguments_are_those_of_adamwdl():
-    parameters = inspect.signature(ldopt.AdamWDL).parameters
-    assert {name: parameters[name].default for name in LAYERWISE} == LAYERWISE
 
 
 def bad_values(span):
