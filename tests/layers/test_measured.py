@@ -100,12 +100,6 @@ def test_the_middle_of_a_unet_has_the_blocks_of_its_sides():
     check(model, VECTORS, sides | middles | ends)
 
 
-def test_lists_with_like_names_hold_whole_blocks():
-    run = lambda self, x: self.fc(through(self.part_b, through(self.part_a, self.proj(x))))  # noqa: E731
-    model = Net(run, fc=nn.Linear(D, 2), part_a=blocks(2), part_b=blocks(2), proj=nn.Linear(D, D))
-    check(model, VECTORS, {"fc": 0, "part_a": (4, 1), "part_b": (2, 1), "proj": 5})
-
-
 def test_siamese_towers_share_their_blocks():
     def run(self, a, b):
         encode = lambda ids: through(self.head.layers, self.word(ids))  # noqa: E731
@@ -302,17 +296,17 @@ def test_adapters_between_blocks_are_no_blocks():
     check(model, VECTORS, {"fc": 0, "encoder.layers": (4, 1), "proj": 5, "adapters": (2, 1)})
 
 
-def test_a_norm_that_runs_behind_each_call_of_a_shared_block_is_no_block():
+def test_chains_of_blocks():
+    """Lists with like names hold whole blocks, equal ones need no common name, a norm behind each call is no block."""
+    run = lambda self, x: self.fc(through(self.part_b, through(self.part_a, self.proj(x))))  # noqa: E731
+    model = Net(run, fc=nn.Linear(D, 2), part_a=blocks(2), part_b=blocks(2), proj=nn.Linear(D, D))
+    check(model, VECTORS, {"fc": 0, "part_a": (4, 1), "part_b": (2, 1), "proj": 5})
+    run = lambda self, x: self.fc(self.high(self.mid(self.low(self.proj(x)))))  # noqa: E731
+    model = Net(run, fc=nn.Linear(D, 2), high=Block(), low=Block(), mid=Block(), proj=nn.Linear(D, D))
+    check(model, VECTORS, {"fc": 0, "high": 1, "mid": 2, "low": 3, "proj": 4})
     run = lambda self, x: self.fc(through([self.block, self.norm] * 3, self.proj(x)))  # noqa: E731
     model = Net(run, fc=nn.Linear(D, 2), block=Block(), norm=nn.LayerNorm(D), proj=nn.Linear(D, D))
     check(model, VECTORS, {"fc": 0, "block": 1, "norm": 2, "proj": 2})
-
-
-def test_equal_blocks_need_no_common_name():
-    run = lambda self, x: self.fc(self.high(self.mid(self.low(self.proj(x)))))  # noqa: E731
-    parts = {name: Block() for name in ("high", "low", "mid")}
-    model = Net(run, fc=nn.Linear(D, 2), **parts, proj=nn.Linear(D, D))
-    check(model, VECTORS, {"fc": 0, "high": 1, "mid": 2, "low": 3, "proj": 4})
 
 
 def test_a_norm_in_a_list_belongs_to_the_item_before():

@@ -174,6 +174,9 @@ def test_the_mean_over_the_blocks_of_all_towers_is_kept():
     assert [one.ratio(i, 2) for i in (1, 2, 3)] == pytest.approx([0.25 / 3.75, 0.5 / 3.75, 1 / 3.75])
     whole = ratios(tower("b", 2), LayerDecay(preserve_mean=True, towers={"b": LayerDecay(0.5, scale=0.1)}))
     assert [whole[f"b.layers.{i}.mlp.weight"] for i in (0, 1)] == pytest.approx([0.2 / 3, 0.4 / 3]), "a tenth"
+    # processes must agree on every bit of a ratio: the order of a set of names differs between them
+    layers, decay = {f"h.{i}.w": Layer("h", i + 1, 12) for i in range(12)}, LayerDecay(0.77, preserve_mean=True)
+    assert decay.ratios(layers) == decay.ratios(dict(reversed(layers.items())))
 
 
 def test_rules_make_layers_of_stages_and_groups():
@@ -186,10 +189,3 @@ def test_rules_make_layers_of_stages_and_groups():
     pair = lambda name: next((i // 2 + 1 for i, b in enumerate(order) if name.startswith(f"{b}.")), None)  # noqa: E731
     groups = LayerMap.from_names(names, pair)
     assert [groups.layer_of(name).index for name in names if "attn" in name] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-
-
-def test_the_bits_of_a_mean_do_not_depend_on_the_order_of_the_layers():
-    """Processes must agree on every ratio: the order of a set of names differs between them."""
-    layers = {f"h.{i}.w": Layer("h", i + 1, 12) for i in range(12)}
-    decay, backwards = LayerDecay(0.77, preserve_mean=True), dict(reversed(layers.items()))
-    assert decay.ratios(layers) == decay.ratios(backwards)

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import paddle
 import pytest
+from golden.trajectories import load_index
 from optimizer_cases import OPTIMIZERS, every_optimizer, make
 from reference import make_params
 
@@ -51,7 +52,7 @@ def text_of(parameter):
 
 def test_every_registered_optimizer_is_in_the_table_of_these_tests():
     """So test_batches.py runs every rule on single parameters and on stacks of them."""
-    assert OPTIMIZERS.keys() == REGISTRY.keys()
+    assert OPTIMIZERS.keys() == REGISTRY.keys() == {case["ours"]["optimizer"] for case in load_index()["cases"]}
     parameters = inspect.signature(ldopt.AdamWDL).parameters
     assert {name: parameters[name].default for name in LAYERWISE} == LAYERWISE
 
