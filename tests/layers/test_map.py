@@ -1,7 +1,4 @@
-"""LayerMap: rules of the user, tied and frozen parameters, wrappers and copies; layers by names, without a pass.
-
-By names, what is sure is silent, all else is an error or a warning that names it.
-"""
+"""LayerMap: rules, tied and frozen parameters, wrappers and copies; by names, what is not sure is said or refused."""
 
 import contextlib
 import copy
@@ -28,15 +25,14 @@ def test_tied_parameters_count_once_at_the_lowest_layer_also_in_a_copied_model()
     assert opt.layerwise_ratio(copied.layers[0].linear1.weight) == 0.125
 
 
-def test_frozen_parameters_shift_nothing():
+def test_frozen_parameters_shift_nothing_if_they_are_known():
     model = Tied()
     before = LayerMap.from_model(model).fingerprint()
-    for p in [*model.layers[0].parameters(), *model.layers[1].parameters()]:
+    for p in model.layers[:2].parameters():
         p.stop_gradient = True
     assert LayerMap.from_model(model).fingerprint() == before
-    trainable = [n for n, p in model.named_parameters() if not p.stop_gradient]
     with pytest.raises(ValueError, match="no stack of blocks"):
-        LayerMap.from_names(trainable)
+        LayerMap.from_names([n for n, p in model.named_parameters() if not p.stop_gradient])
 
 
 @pytest.mark.parametrize(
