@@ -129,6 +129,7 @@ def test_an_optimizer_that_does_not_ask_for_all_rates_fails_in_its_first_step_bu
     opt.of_biases = of_biases
     with pytest.raises(RuntimeError, match=r"all rates.*Received: optimizer=Flat, no rate asked for \d+ parameters"):
         train(model, opt, 1)
+    model, layers = net()
     opt = apply_layerwise_decay(sgd(model), layers, 0.5)
     before = [param.numpy() for param in model.parameters()]
     for overflow in (True, False):
