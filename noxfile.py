@@ -18,7 +18,7 @@ import nox
 PYTHONS, PADDLES = ["3.9", "3.10", "3.11", "3.12"], ["3.1", "3.2", "3.3"]
 RESULTS = pathlib.Path(__file__).parent / "docs/versions.json"
 CORE = ["optimizers", "saving", "kernels/test_kernels.py", "layers/test_map.py", "layers/test_ratios.py"]
-CORE += ["layers/test_names.py", "layers/test_measured.py", "layers/test_measuring.py"]
+CORE += ["layers/test_measured.py", "layers/test_measuring.py"]
 CORE += ["schedules/test_schedules.py", "schedules/test_warmup.py", "test_accumulator.py"]
 # none of them needs PaddleNLP
 TOOLS = ["pytest>=8", "pytest-timeout", "pytest-xdist", "pytest-random-order", "hypothesis"]

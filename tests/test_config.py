@@ -99,20 +99,14 @@ def test_round_trips(tmp_path, config):
     assert LdoptConfig.from_arguments(args) == config
 
 
-def test_master_weights_go_through_arguments(tmp_path):
-    config = LdoptConfig(optim_kwargs={"multi_precision": True})
-    args = arguments(config, tmp_path)
-    assert args.fp16_opt_level == "O2" and LdoptConfig.from_arguments(args) == config
-
-
-def test_arguments_of_the_trainer_alone(tmp_path):
+def test_arguments_of_the_trainer_a_default_of_their_own_a_metric_and_master_weights(tmp_path):
     args = common.arguments(tmp_path, cls=common.TrainingArguments, adam_beta2=0.98, max_grad_norm=-1.0, warmup_steps=3)
     args.warmup_ratio = 0.5  # which the Trainer passes over
     config = LdoptConfig.from_arguments(args)
     assert config == LdoptConfig("adamw", {"beta2": 0.98}, 1e-2, 0.1, max_grad_norm=0.0, warmup_steps=3)
-
-
-def test_a_schedule_on_accuracy_waits_for_its_maximum(tmp_path):
+    quadratic = dataclasses.make_dataclass("Quadratic", [("power", float, 2.0)], bases=(common.TrainingArguments,))
+    args = common.arguments(tmp_path, cls=quadratic, lr_scheduler_type="polynomial")
+    assert LdoptConfig.from_arguments(args).lr_scheduler_kwargs == {"power": 2.0}, "a default of its own"
     args = common.arguments(tmp_path, cls=common.TrainingArguments, evaluation_strategy="steps")
     args.lr_scheduler_type, args.metric_for_best_model = "reduce_lr_on_plateau", "accuracy"
     args.greater_is_better = None
@@ -120,12 +114,9 @@ def test_a_schedule_on_accuracy_waits_for_its_maximum(tmp_path):
     args.metric_for_best_model, args.greater_is_better = "eval_a_loss", True  # as PaddleNLP sets it
     with pytest.raises(ValueError, match="would lower the rate when the loss falls: set greater_is_better=False"):
         LdoptConfig.from_arguments(args)
-
-
-def test_arguments_with_a_default_of_their_own(tmp_path):
-    quadratic = dataclasses.make_dataclass("Quadratic", [("power", float, 2.0)], bases=(common.TrainingArguments,))
-    args = common.arguments(tmp_path, cls=quadratic, lr_scheduler_type="polynomial")
-    assert LdoptConfig.from_arguments(args).lr_scheduler_kwargs == {"power": 2.0}
+    config = LdoptConfig(optim_kwargs={"multi_precision": True})
+    args = arguments(config, tmp_path)
+    assert args.fp16_opt_level == "O2" and LdoptConfig.from_arguments(args) == config
 
 
 def trained(model, opt, schedule):
@@ -156,21 +147,17 @@ def test_a_loop_and_the_trainer_build_the_same(tmp_path, optim, kind):
     assert trained(model, *other.build(model, 8)) != whole
 
 
-def test_a_relative_step_is_built_and_goes_to_a_trainer_as_an_optimizer():
-    model = common.tiny_model()
-    opt, schedule = LdoptConfig("adafactor", learning_rate=None, layerwise_lr_decay=0.5).build(model)
-    assert isinstance(schedule, ldopt.AdafactorSchedule) and schedule.optimizer is opt
-    opt, schedule = LdoptConfig("came", {"relative_step": True}, learning_rate=None).build(model)
-    assert isinstance(opt, ldopt.Came) and schedule is None
-
-
-def test_a_schedule_that_needs_the_number_of_steps_says_so():
+def test_a_schedule_that_needs_the_number_of_steps_says_so_and_relative_steps_do_not():
     model = common.tiny_model()
     with pytest.raises(ValueError, match="num_training_steps"):
         LdoptConfig().build(model)
     with pytest.raises(TypeError, match="num_training_steps=None"):
         LdoptConfig(lr_scheduler_type="constant_with_warmup", warmup_ratio=0.5).build(model)
     LdoptConfig(lr_scheduler_type="constant").build(model)
+    opt, schedule = LdoptConfig("adafactor", learning_rate=None, layerwise_lr_decay=0.5).build(model)
+    assert isinstance(schedule, ldopt.AdafactorSchedule) and schedule.optimizer is opt
+    opt, schedule = LdoptConfig("came", {"relative_step": True}, learning_rate=None).build(model)
+    assert isinstance(opt, ldopt.Came) and schedule is None
 
 
 WRONG = {
@@ -266,17 +253,13 @@ def test_every_kind_of_number_is_one(tmp_path, zero):
     assert rule == ldopt.LayerDecay(1.0, head_ratio=2.0) and type(rule.head_ratio) is float
 
 
-def test_each_checkpoint_has_the_config(tmp_path):
+def test_each_checkpoint_has_the_config_but_not_of_an_optimizer_that_is_given(tmp_path):
     config = LdoptConfig("lamb", {"eps": 1e-5}, layerwise_lr_decay=0.5, lr_scheduler_type="cosine_with_restarts")
     common.trainer(tmp_path, args=arguments(config, tmp_path, max_steps=4, save_steps=2)).train()  # without a report
     for step in (2, 4):
         assert LdoptConfig.from_json(tmp_path / f"checkpoint-{step}/ldopt_config.json") == config
-
-
-def test_a_checkpoint_of_a_given_optimizer_has_no_config_and_loses_an_old_one(tmp_path):
-    (tmp_path / "checkpoint-2").mkdir()
-    (tmp_path / "checkpoint-2/ldopt_config.json").write_text(json.dumps(LdoptConfig().to_dict()))
-    model = common.tiny_model()
-    optimizers = LdoptConfig("lamb").build(model, 4)
-    common.trainer(tmp_path, model, optimizers, max_steps=2, save_steps=2).train()
-    assert (tmp_path / "checkpoint-2").is_dir() and not (tmp_path / "checkpoint-2/ldopt_config.json").exists()
+    given, model = tmp_path / "given/checkpoint-2", common.tiny_model()
+    given.mkdir(parents=True)
+    (given / "ldopt_config.json").write_text(json.dumps(LdoptConfig().to_dict()))  # which goes: the optimizer is given
+    common.trainer(given.parent, model, LdoptConfig("lamb").build(model, 4), max_steps=2, save_steps=2).train()
+    assert given.is_dir() and not (given / "ldopt_config.json").exists()

@@ -32,12 +32,8 @@ def test_trajectory_under_warm_up_is_the_references(options):
     rate = [0.01 * k / 4 if k < 4 else 0.01 * (0.1 + 0.9 * (1 - (min(k, 10) - 4) / 6) ** 2) for k in range(12)]
     given = {"clipnorm": options.get("adam_clipnorm"), "weight_decay_rate": options.get("weight_decay_rate", 0.0)}
     decayed = {n for n in arrays if "norm" not in n and "bias" not in n}
-    near(got, reference(arrays, grads, rate, decayed, **given), rtol=1e-11, atol=1e-13)
-
-
-def reference(arrays, grads, rate, decayed, **given):
-    how = {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-3, **given}
-    return adam_weight_decay(arrays, grads, lr=lambda t: rate[t - 1], decayed=decayed.__contains__, **how)
+    given.update(beta_1=0.8, beta_2=0.9, epsilon=1e-3, decayed=decayed.__contains__)
+    near(got, adam_weight_decay(arrays, grads, lr=lambda t: rate[t - 1], **given), rtol=1e-11, atol=1e-13)
 
 
 def test_a_resume_through_the_optimizers_state():
@@ -101,36 +97,28 @@ def test_include_overrides_exclude():
         assert decayed(optimizer, model) == wanted
     named = {"parameters": model.parameters(), "name_dict": names_of(model)}
     optimizer = decaying(include_in_weight_decay=["ln_1"], **named)
-    assert {n for n in decayed(optimizer, model) if "ln_1" in n} == {
-        f"layers.{i}.ln_1.{kind}" for i in range(3) for kind in ("weight", "bias")
-    }
+    found = {n for n in decayed(optimizer, model) if "ln_1" in n}
+    assert found == {f"layers.{i}.ln_1.{kind}" for i in range(3) for kind in ("weight", "bias")}
 
 
-def test_an_idle_include_warns_and_nothing_to_exclude_does_not():
+def test_an_include_that_does_nothing_warns_and_nothing_to_exclude_does_not():
     with pytest.warns(UserWarning, match="include_in_weight_decay=.'nothing'"):
         decaying(include_in_weight_decay=["nothing"], model=net())
     plain = paddle.nn.Linear(2, 2, bias_attr=False)
     optimizer = decaying(parameters=plain.parameters())
     assert optimizer.has_weight_decay(plain.weight)
-
-
-def test_an_include_without_a_weight_decay_warns_and_the_call_works_as_in_transformers():
     with pytest.warns(UserWarning, match="`include_in_weight_decay` has no effect.*weight_decay_rate=0.0") as caught:
         optimizer, _ = create_optimizer(1e-3, 10, 2, include_in_weight_decay=["norm"], model=net())
-    assert caught[0].filename == __file__
+    assert caught[0].filename == __file__, "and the call works, as in transformers"
     assert not optimizer.has_nonzero_weight_decay(optimizer._parameter_list[0])
 
 
-def test_layerwise_decay_of_a_model():
+def test_layerwise_decay_of_a_model_and_parameters_that_are_a_part_of_it_or_groups():
     model = net()
     optimizer = decaying(layerwise_decay=0.5, model=model)
     ratios = {n: optimizer.layerwise_ratio(p) for n, p in model.named_parameters()}
     assert ratios == LayerMap.from_model(model).ratios(0.5)
     assert ratios["layers.0.q_proj.weight"] == 0.125 and ratios["classifier.weight"] == 1.0
-
-
-def test_parameters_may_be_a_part_of_the_model_or_groups():
-    model = net()
     head = model.classifier.parameters()
     optimizer = decaying(parameters=head, model=model)
     assert [p.name for p in optimizer._parameter_list] == [p.name for p in head]
@@ -155,14 +143,11 @@ def test_in_static_graph_mode():
         schedule.step()
 
 
-def test_the_signature_is_transformers():
+def test_the_signature_is_transformers_and_arguments_reach_the_optimizer():
     names = "init_lr num_train_steps num_warmup_steps min_lr_ratio adam_beta1 adam_beta2 adam_epsilon adam_clipnorm "
     names += "adam_global_clipnorm weight_decay_rate power include_in_weight_decay"
     assert list(inspect.signature(create_optimizer).parameters)[:12] == names.split()
-
-
-def test_arguments_reach_the_optimizer():
-    """The others: test_trajectory_under_warm_up_is_the_references."""
+    # the others: test_trajectory_under_warm_up_is_the_references
     config = decaying(adam_global_clipnorm=0.7, multi_precision=True, model=net()).get_config()
     assert config["global_clipnorm"] == 0.7 and config["multi_precision"] is True
 

@@ -80,10 +80,8 @@ def test_the_numbers_in_the_sentences_are_those_of_the_results():
 
     strong = results.arm_curves("docstrings"), results.arm_curves("trec")
     best = [100 * report.mean(report.scores(of[arm][3e-3])) for of in strong for arm in ("decay 0.65", "uniform")]
-    assert (
-        "reached {:.1f} % on docstrings (uniform training: {:.1f} %) and {:.1f} % on trec ({:.1f} %)".format(*best)
-        in text
-    )
+    reached = "reached {:.1f} % on docstrings (uniform training: {:.1f} %) and {:.1f} % on trec ({:.1f} %)"
+    assert reached.format(*best) in text
     assert "lost {} points on docstrings and {} on trec".format(*gains(results, "decay 0.65", (3e-4, 3e-4))) in text
     assert "at a third of this rate {} and {}".format(*gains(results, "decay 0.65", (1e-4, 1e-4))) in text
     assert "lost {} points on docstrings. All".format(gains(results, "decay 0.65", (None,))[0]) in text

@@ -90,25 +90,19 @@ def adafactor_cases():
         mine = {k: v for k, v in options.items() if k != "lr" or "rates" not in more}
         our_call = {**ours("adafactor", **mine), **more}
         yield Case(f"adafactor-transformers-{name}", "transformers", cls, options, our_call, **case)
-    why = "rounding alone: its least variance is below all of these, and its rate the relative one"
-    tolerance = (ROUNDING[0], why)
-    yield Case(
-        "adafactor-torch", "torch", "torch.optim.Adafactor", {"lr": 0.01}, ours("adafactor"), tolerance=tolerance
-    )
+    why = ROUNDING[0], "rounding alone: its least variance is below all of these, and its rate the relative one"
+    yield Case("adafactor-torch", "torch", "torch.optim.Adafactor", {"lr": 0.01}, ours("adafactor"), tolerance=why)
     unscaled = {"multiply_by_parameter_scale": False, "momentum": 0.9, "dtype_momentum": "float64"}
+    more = {
+        "leaves_out": ("encoder.layers.1.conv.weight",)
+    }  # optax factors its two largest dimensions, not the last two
+    more["tolerance"] = (1e-7, "optax computes 1 - t^-0.8 in float32")
     for name, options, our_call in (
         ("scaled", {"learning_rate": 0.05}, ours("adafactor", lr=0.05, **scaled)),
         ("momentum", {"learning_rate": 0.01, **unscaled}, ours("adafactor", lr=0.01, beta1=0.9, **external)),
     ):
-        yield Case(
-            f"adafactor-optax-{name}",
-            "optax",
-            "optax.adafactor",
-            {**options, "min_dim_size_to_factor": 1},
-            our_call,
-            leaves_out=("encoder.layers.1.conv.weight",),  # optax factors its two largest dimensions, not the last two
-            tolerance=(1e-7, "optax computes 1 - t^-0.8 in float32"),
-        )
+        options["min_dim_size_to_factor"] = 1
+        yield Case(f"adafactor-optax-{name}", "optax", "optax.adafactor", options, our_call, **more)
 
 
 def came_cases():
@@ -130,7 +124,8 @@ def came_cases():
 
 def adam_weight_decay_cases():
     """Return AdamWeightDecay's: TensorFlow, whose rounded numbers are what ours is given."""
-    why = "ours is given the rates and betas as TensorFlow's float32 has them"
+    why = ROUNDING[0], "rounding alone: ours is given the rates and betas as TensorFlow's float32 has them"
+    cls = "transformers.AdamWeightDecay"
     patterns = {"include_in_weight_decay": ["layers.0.norm1"], "exclude_from_weight_decay": ["norm", "bias", "conv"]}
     for name, options, kind in (
         ("", {"learning_rate": 0.01, "weight_decay_rate": 0.01}, "steps"),
@@ -142,12 +137,8 @@ def adam_weight_decay_cases():
         mine = {"beta_1": 0.9, "beta_2": 0.999, **options}
         rounded = {"learning_rate", "beta_1", "beta_2", "decay"}
         mine = {key: float(np.float32(value)) if key in rounded else value for key, value in mine.items()}
-        our_call = ours("adamweightdecay", **mine)
-        tolerance = (ROUNDING[0], f"rounding alone: {why}")
-        cls = "transformers.AdamWeightDecay"
-        yield Case(
-            f"adamweightdecay-tensorflow{name}", "tensorflow", cls, options, our_call, kind=kind, tolerance=tolerance
-        )
+        our_call, id_ = ours("adamweightdecay", **mine), f"adamweightdecay-tensorflow{name}"
+        yield Case(id_, "tensorflow", cls, options, our_call, kind=kind, tolerance=why)
 
 
 def muon_cases():

@@ -95,9 +95,8 @@ def timm_layer_decay(case, params):
             return {"stem": r"^embeddings", "blocks": r"^encoder\.layers\.(\d+)"}
 
     options = dict(case.options)
-    groups = param_groups_layer_decay(
-        Model(), weight_decay=options.pop("weight_decay"), layer_decay=options.pop("layer_decay")
-    )
+    decays = {name: options.pop(name) for name in ("weight_decay", "layer_decay")}
+    groups = param_groups_layer_decay(Model(), **decays)
     for group in groups:
         group["lr"] = options["lr"] * group.pop("lr_scale")  # as timm's schedulers do
     return torch.optim.AdamW(groups, **options)

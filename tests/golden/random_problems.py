@@ -86,11 +86,8 @@ def transformers_adafactor(rng):
 
 def optax_adafactor(rng):
     """Optax's Adafactor, without the parameter of which it factors other dimensions."""
-    scaled, momentum, lr = (
-        bool(rng.random() < 0.5),
-        maybe(rng, drawn(rng, 0.3, 0.95), None),
-        drawn(rng, 1e-3, 0.05, True),
-    )
+    scaled = bool(rng.random() < 0.5)
+    momentum, lr = maybe(rng, drawn(rng, 0.3, 0.95), None), drawn(rng, 1e-3, 0.05, True)
     options = {"learning_rate": lr, "multiply_by_parameter_scale": scaled, "min_dim_size_to_factor": 1}
     if momentum is not None:
         options.update(momentum=momentum, dtype_momentum="float64")
@@ -138,11 +135,8 @@ def problem(seed, number):
     found["ours"] = {"optimizer": optimizer, "arguments": arguments}
     if decay != 1.0:
         found["ours"]["layerwise_decay"] = decay
-    shapes = {
-        name: tuple(int(size) for size in rng.integers(1, 6, dimensions))
-        for name, dimensions in NAMES.items()
-        if name not in leaves_out
-    }
+    dimensions = {name: count for name, count in NAMES.items() if name not in leaves_out}
+    shapes = {name: tuple(int(size) for size in rng.integers(1, 6, count)) for name, count in dimensions.items()}
     scales = {name: 2.0 ** rng.integers(-10, 6) for name in shapes}
     start = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     if rng.random() < 0.3:

@@ -75,19 +75,11 @@ def train(builder, folder, iters=5, resume=None, **more):
 
     for sampler in (np.random, paddle):
         sampler.seed(7)
-    train(
-        builder.model,
-        builder.train_dataset,
-        optimizer=builder.optimizer,
-        losses={"types": builder.loss["types"], "coef": builder.loss["coef"]},
-        save_dir=str(folder),
-        iters=iters,
-        batch_size=2,
-        save_interval=100,
-        log_iters=100,  # its log reads losses as vectors, which Paddle 3 no longer has
-        resume_model=resume,
-        **more,
-    )
+    losses = {"types": builder.loss["types"], "coef": builder.loss["coef"]}
+    settings = {"iters": iters, "batch_size": 2, "save_interval": 100, "resume_model": resume, **more}
+    settings["log_iters"] = 100  # its log reads losses as vectors, which Paddle 3 no longer has
+    given = builder.model, builder.train_dataset
+    train(*given, optimizer=builder.optimizer, losses=losses, save_dir=str(folder), **settings)
 
 
 def test_the_training_loop_gives_each_layer_its_rate(built, tmp_path):

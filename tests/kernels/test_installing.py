@@ -20,14 +20,9 @@ def build(tmp_path, **environment):
     shutil.copytree(ROOT / "paddle_ldopt", sources / "paddle_ldopt", ignore=ignored)
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
-    subprocess.run(
-        [sys.executable, "setup.py", "-q", "build", "--build-lib", str(tmp_path / "built")],
-        cwd=sources,
-        env={**os.environ, **environment},
-        capture_output=True,
-        timeout=300,
-        check=True,
-    )
+    command = [sys.executable, "setup.py", "-q", "build", "--build-lib", str(tmp_path / "built")]
+    environment = {**os.environ, **environment}
+    subprocess.run(command, cwd=sources, env=environment, capture_output=True, timeout=300, check=True)
     built = tmp_path / "built" / "paddle_ldopt" / "kernels"
     assert (built / "__init__.py").exists() and (built.parent / "py.typed").exists()
     return built

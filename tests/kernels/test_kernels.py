@@ -190,11 +190,15 @@ def test_a_library_of_another_version_is_refused(part, other, monkeypatch):
         kernels.load(path)
 
 
-def test_a_library_that_is_missing_or_broken_is_told(tmp_path, monkeypatch):
+def test_a_library_is_found_in_any_folder_and_one_that_is_missing_or_broken_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "_FOLDER", tmp_path)
     assert "was not built: install a C compiler" in kernels.found.__wrapped__()[1]
     (tmp_path / "libstep.so").write_bytes(b"no library")
     assert "cannot be loaded: " in kernels.found.__wrapped__()[1]
+    shutil.copytree(PACKAGE / "kernels", tmp_path / "run[1]" / "kernels")  # a folder may have any name
+    says = "import kernels; print(kernels.found()[1] or kernels.__file__)"
+    done = subprocess.run([sys.executable, "-c", says], cwd=tmp_path / "run[1]", capture_output=True, text=True)
+    assert "run[1]" in done.stdout, done.stdout + done.stderr
 
 
 def test_memory_that_the_library_does_not_get(monkeypatch):
@@ -206,10 +210,3 @@ def test_memory_that_the_library_does_not_get(monkeypatch):
         AdamWDL(0.1, parameters=[param]).step()
     with pytest.raises(MemoryError, match="The norm"):
         kernels.norm(np.zeros(1, kernels.TENSOR))
-
-
-def test_the_library_is_found_in_a_folder_with_any_name(tmp_path):
-    shutil.copytree(PACKAGE / "kernels", tmp_path / "run[1]" / "kernels")
-    says = "import kernels; print(kernels.found()[1] or kernels.__file__)"
-    done = subprocess.run([sys.executable, "-c", says], cwd=tmp_path / "run[1]", capture_output=True, text=True)
-    assert "run[1]" in done.stdout, done.stdout + done.stderr

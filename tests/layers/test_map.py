@@ -1,10 +1,11 @@
-"""LayerMap: rules of the user, tied and frozen parameters, wrappers and copies."""
+"""LayerMap: rules, tied and frozen parameters, wrappers and copies; by names, what is not sure is said or refused."""
 
+import contextlib
 import copy
 
 import paddle
 import pytest
-from layer_models import Parts, Tied, block, blocks, ids, indexes, names_of, tied
+from layer_models import PARTS, Parts, Tied, block, blocks, ids, indexes, names_of, tied
 from paddle.distributed.fleet.meta_parallel.meta_parallel_base import MetaParallelBase
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2
 
@@ -12,24 +13,27 @@ from paddle_ldopt import AdamWDL, LayerMap
 from paddle_ldopt._compat import unwrap_model
 
 
-def test_tied_parameters_count_once_at_the_lowest_layer():
+def test_tied_parameters_count_once_at_the_lowest_layer_also_in_a_copied_model():
     model, layers = tied()
     assert layers.names == [name for name, _ in model.named_parameters()]
     assert layers.layer_of("lm_head.weight").index == 0
     assert layers.layer_of(model.embed_tokens.weight.name).index == 0
     assert layers.n_layers == 3
     assert layers.name_dict == {p.name: n for n, p in model.named_parameters()}
+    copied = copy.deepcopy(copy.deepcopy(model))  # whose parameters are known
+    opt = AdamWDL(0.1, parameters=copied.parameters(), layers=layers, layerwise_decay=0.5)
+    assert opt.layerwise_ratio(copied.layers[0].linear1.weight) == 0.125
+    assert opt.n_layers == layers.n_layers
 
 
-def test_frozen_parameters_shift_nothing():
+def test_frozen_parameters_shift_nothing_if_they_are_known():
     model = Tied()
     before = LayerMap.from_model(model).fingerprint()
-    for p in [*model.layers[0].parameters(), *model.layers[1].parameters()]:
+    for p in model.layers[:2].parameters():
         p.stop_gradient = True
     assert LayerMap.from_model(model).fingerprint() == before
-    trainable = [n for n, p in model.named_parameters() if not p.stop_gradient]
     with pytest.raises(ValueError, match="no stack of blocks"):
-        LayerMap.from_names(trainable)
+        LayerMap.from_names([n for n, p in model.named_parameters() if not p.stop_gradient])
 
 
 @pytest.mark.parametrize(
@@ -50,6 +54,9 @@ def test_rules_go_before_the_built_in_ones():
     layers = LayerMap.from_names(names_of(), {r"^h\.0\.attn": "embeddings", r"^h\.2\.mlp": "head", r"norm": 3})
     assert ids(layers) == [0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 3]
     assert [layers.layer_of(name).tower for name in layers.names[1:4]] == ["", "", "h"]
+    layers = LayerMap.from_names([*names_of(), *names_of("cells", 5)], {r"cells\.(\d+)\.": r"\1"})
+    assert layers.n_layers == 5 and layers.layer_of("cells.4.attn.w").label == "block 4", "more blocks than are found"
+    assert layers.layer_of("h.2.attn.w").depth == 3
 
 
 @pytest.mark.parametrize("rules", [{r"h\.1\.": 2}, {r"h\.1\.": "head"}, {r"h\.0\.": "embeddings"}])
@@ -58,26 +65,6 @@ def test_a_rule_for_one_block_moves_no_other(rules):
     layers = LayerMap.from_model(model, rules=rules)
     by_name = LayerMap.from_names([n for n, _ in model.named_parameters()], rules)
     assert indexes(layers, "h.2") + indexes(layers, "h.3") == [3, 4] and layers.fingerprint() == by_name.fingerprint()
-
-
-def test_rules_may_place_more_blocks_than_are_found():
-    layers = LayerMap.from_names([*names_of(), *names_of("cells", 5)], {r"cells\.(\d+)\.": r"\1"})
-    assert layers.n_layers == 5 and layers.layer_of("cells.4.attn.w").label == "block 4"
-    assert layers.layer_of("h.2.attn.w").depth == 3
-
-
-def test_a_head_with_as_many_layers_as_there_are_blocks_is_no_part_of_them():
-    model = Parts(layers=blocks(2), head=paddle.nn.Sequential(paddle.nn.LayerNorm(4), paddle.nn.Linear(4, 2)))
-    assert indexes(LayerMap.from_model(model), "head") == [3]
-
-
-def test_a_models_own_parameter_that_a_sublayer_shares_is_said():
-    model = Tied()
-    model.tail = paddle.create_parameter([2], "float32")
-    model.layers[0].scale = model.tail
-    with pytest.warns(UserWarning, match="'tail' in the embeddings.*`example=`"):
-        layers = LayerMap.from_model(model)
-    assert layers.layer_of("tail").index == 0
 
 
 @pytest.mark.parametrize(
@@ -100,15 +87,12 @@ def test_illegal_rules(rules, error, match):
         LayerMap.from_names(names_of(), rules)
 
 
-@pytest.mark.parametrize("names", ["embed.w", [1, 2]])
-def test_names_and_models_of_another_type(names):
-    with pytest.raises(TypeError, match="iterable of strings"):
-        LayerMap.from_names(names)
-    with pytest.raises(TypeError, match=f"Received: model of type {type(names).__name__}"):
-        LayerMap.from_model(names)
-
-
-def test_an_unknown_parameter():
+def test_names_that_are_none_and_an_unknown_parameter():
+    for names in ("embed.w", [1, 2]):
+        with pytest.raises(TypeError, match="iterable of strings"):
+            LayerMap.from_names(names)
+        with pytest.raises(TypeError, match=f"Received: model of type {type(names).__name__}"):
+            LayerMap.from_model(names)
     with pytest.raises(ValueError, match="after the model is complete .*Received: name='lora_A'"):
         LayerMap.from_model(Tied()).layer_of("lora_A")
     with pytest.raises(ValueError, match="nearest is 'norm.weight'.*Received: name='norm.weigth'"):
@@ -117,31 +101,28 @@ def test_an_unknown_parameter():
         LayerMap.from_names(names_of()).layer_of("lora_A")
 
 
-def test_embeddings_are_found_wherever_they_are():
-    class Odd(paddle.nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.layers = paddle.nn.LayerList([paddle.nn.TransformerEncoderLayer(4, 2, 8) for _ in range(2)])
-            self.tokens, self.fc = paddle.nn.Embedding(5, 4), paddle.nn.Linear(4, 2)
-
+def test_heads_and_embeddings_are_found_wherever_they_are():
+    model = Parts(layers=blocks(2), head=paddle.nn.Sequential(paddle.nn.LayerNorm(4), paddle.nn.Linear(4, 2)))
+    assert indexes(LayerMap.from_model(model), "head") == [3], "of as many layers as there are blocks"
+    model = Tied()
+    model.tail = paddle.create_parameter([2], "float32")
+    model.layers[0].scale = model.tail
+    with pytest.warns(UserWarning, match="'tail' in the embeddings.*`example=`"):
+        layers = LayerMap.from_model(model)
+    assert layers.layer_of("tail").index == 0, "the model's own, which a sublayer shares"
+    odd = Parts(layers=blocks(2), tokens=paddle.nn.Embedding(5, 4), fc=paddle.nn.Linear(4, 2))
     with pytest.warns(UserWarning, match="'tokens' in the embeddings.*`example=`"):
-        layers = LayerMap.from_model(Odd())
+        layers = LayerMap.from_model(odd)
     assert (layers.layer_of("tokens.weight").index, layers.layer_of("fc.weight").index) == (0, 3)
 
 
-def test_a_copied_models_parameters_are_known():
-    model, layers = tied()
-    copied = copy.deepcopy(copy.deepcopy(model))
-    opt = AdamWDL(0.1, parameters=copied.parameters(), layers=layers, layerwise_decay=0.5)
-    assert opt.n_layers == layers.n_layers
-    assert opt.layerwise_ratio(copied.layers[0].linear1.weight) == 0.125
-
-
-def test_a_parameter_added_after_the_map_is_refused_by_optimizers():
+def test_a_parameter_added_after_the_map_and_a_map_of_names_alone_are_refused_by_optimizers():
     model, layers = tied()
     late = paddle.create_parameter([2], "float32")
     with pytest.raises(ValueError, match=f"Received: name='{late.name}'"):
         AdamWDL(0.1, parameters=[*model.parameters(), late], layers=layers, layerwise_decay=0.8)
+    with pytest.raises(ValueError, match="use `LayerMap.from_model`"):
+        AdamWDL(0.1, parameters=model.parameters(), layers=LayerMap.from_names(names_of()), layerwise_decay=0.5)
 
 
 def test_wrappers_are_known_by_their_class():
@@ -157,3 +138,99 @@ def test_wrappers_are_known_by_their_class():
     model = Tied()
     layers = LayerMap.from_model(paddle.DataParallel(model))
     assert layers.names == [name for name, _ in model.named_parameters()] == list(layers.name_dict.values())
+
+
+# By names
+
+BLOCKS = ("norm.weight", "qkv.weight", "fc1.weight", "fc2.weight")
+
+
+def stack(path, n):
+    return [f"{path}.{i}.{part}" for i in range(n) for part in BLOCKS]
+
+
+@pytest.mark.parametrize(
+    "names, said",
+    [
+        (["embed.w", *stack("layers", 3), "norm.w", "lm_head.w"], None),
+        (["cls_token", "pos_embed", "patch_embed.proj.w", *stack("blocks", 3), "norm.w", "head.w"], None),
+        (["encoder.embed.w", *stack("encoder.layers", 3), *stack("decoder.layers", 5), "fc.w"], None),
+        (["vision.embed.w", *stack("vision.layers", 3), "text.embed.w", *stack("text.layers", 5), "head.w"], None),
+        (["embed.w", *stack("audio.layers", 3), *stack("text.h", 5), "fc.w"], "'audio.layers', 'text.h' in the blocks"),
+        (["stem.w", *stack("layers.0.blocks", 2), "layers.0.down.w", *stack("layers.1.blocks", 3), "norm.w"], None),
+        (["stem_0.w", *stack("stages_0.blocks", 2), *stack("stages_1.blocks", 3), "head.w"], None),
+        ([*stack("layers", 3), "class_embed.w"], "'class_embed'"),
+        ([*stack("layers", 3), "gbf_proj.w"], "'gbf_proj'"),
+        (["cnn_extractor.w", *stack("layers", 3), "head.w"], "'cnn_extractor'"),
+        (["reg_token", *stack("layers", 3), "head.w"], "'reg_token'"),
+        (["fc.w", *stack("layers", 3)], "'fc' in the head"),
+        (["embed.w", *stack("encoder.layers", 3), "layer_norm.w"], "'layer_norm'"),
+        (["embed.w", *stack("a.layers", 3), *stack("b.layers", 3), "head.w"], "'a.layers', 'b.layers' in the blocks"),
+        (["embed.w", *stack("layers", 5), *stack("odd", 3)], "'odd' in the head"),
+        (["embed.w", *stack("layers", 5), *stack("head.odd", 3)], "'head' in the head"),
+        (["embed.w", *stack("layers", 5), *stack("decode_head.layers", 2), "head.w"], "'decode_head.layers' in the b"),
+        (["embed.w", *[f"h.{i}.{'ab'[i % 2]}{x}" for i in range(6) for x in "qkv"], "head.w"], "'h' in the blocks"),
+        (stack("layers", 3), "the whole model is one numbered list"),
+        (["embed.w", *stack("layers", 3)], "no parameter is in the head"),
+    ],
+)  # fmt: skip
+def test_what_is_not_sure_is_said(names, said):
+    check = contextlib.nullcontext() if said is None else pytest.warns(UserWarning, match=f"{said}.*`example=`")
+    with check:
+        layers = LayerMap.from_names(names)
+    assert layers.source == "by names"
+
+
+@pytest.mark.parametrize(
+    "names, match",
+    [
+        (["conv1.weight", "fc.weight"], "Found no stack of blocks .*`example=`.*conv1.weight"),
+        (["embed.w", *stack("trunk", 12), "head.w"], "the lists trunk may be blocks.*`rules`, which may be a function"),
+        (["embed.w", *stack("parts.0.layers", 3), *stack("parts.1.layers", 3), "head.w"], "lists parts may be blocks"),
+        (["embed.w", *stack("layers", 3), *stack("highway", 3)], "of all items; the lists highway may be.*`example=`"),
+        ([f"layers.{'9' * 5000}.w", "layers.².w"], "Found no stack"),
+    ],
+)
+def test_what_cannot_be_known_is_refused(names, match):
+    with pytest.raises(ValueError, match=match):
+        LayerMap.from_names(names)
+
+
+@pytest.mark.parametrize(
+    "first, said", [(False, r"'layers\.0\.out\.weight', .* in the blocks"), (True, "'head' in the head")]
+)
+def test_a_sublayer_that_a_block_shares_and_an_embedding_that_towers_share_are_said(first, said):
+    shared, stack_ = paddle.nn.Linear(4, 4), {"layers": blocks(3)}
+    stack_["layers"][0].out = shared
+    parts = {"head": shared, **stack_} if first else {**stack_, "head": shared}
+    with pytest.warns(UserWarning, match=f"{said}.*`example=`"):
+        layers = LayerMap.from_model(Parts(embed=paddle.nn.Embedding(9, 4), **parts, fc=paddle.nn.Linear(4, 2)))
+    assert layers.layer_of(shared.weight.name).index == (4 if first else 1) and layers.towers == {"layers": 3}
+    table = paddle.nn.Embedding(9, 8)
+    sides = {side: Parts(embed=table, layers=blocks(n)) for side, n in (("encoder", 2), ("decoder", 6))}
+    with pytest.warns(UserWarning, match="'encoder.embed.weight' in the embeddings"):
+        LayerMap.from_model(Parts(**sides, lm_head=paddle.nn.Linear(8, 9)))
+
+
+def test_nested_sharing_is_walked_in_bounded_time():
+    part = paddle.nn.Linear(4, 4)
+    for _ in range(13):
+        part = Parts(a=part, b=part)
+    assert indexes(LayerMap.from_model(Parts(layers=blocks(3), head=part)), "head") == [4]
+
+
+def test_numbers_without_a_block_are_closed_up():
+    vgg = [f"features.{i}.{part}" for i in (0, 3, 6, 8, 11, 13, 16, 18) for part in ("weight", "bias")]
+    layers = LayerMap.from_names([*vgg, "classifier.0.weight"], {r"features\.(\d+)\.": r"\1"})
+    assert layers.n_layers == 8 and indexes(layers, "features") == list(range(1, 9)) and ids(layers)[-1] == 9
+    some = {r"^h\.([02])\.attn": r"\1"}  # of a stack that is found: as numbered
+    assert ids(LayerMap.from_names(names_of(), some)) == ids(LayerMap.from_names(names_of()))
+    layers = paddle.nn.Sequential(block(), paddle.nn.GELU(), block(), paddle.nn.GELU(), block())
+    assert LayerMap.from_model(Parts(layers=layers, head=block())).n_layers == 3
+
+
+@pytest.mark.parametrize("cells", ["", "layers."])
+def test_an_offset_numbers_a_stack_behind_another(cells):
+    names = ["embed.w", *(f"{of}.{cells}{i}.{part}" for of in "ab" for i in range(3) for part in PARTS), "head.w"]
+    layers = LayerMap.from_names(names, {rf"^a\.{cells}(\d)": r"\1", rf"^b\.{cells}(\d)": r"\1 + 3"})
+    assert ids(layers) == [0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7]

@@ -100,30 +100,6 @@ def test_the_middle_of_a_unet_has_the_blocks_of_its_sides():
     check(model, VECTORS, sides | middles | ends)
 
 
-def test_stacks_in_sequence_of_one_class_are_one_tower():
-    def run(self, ids):
-        x = self.last_hidden(ids)
-        x = through(self.char.layer, x)
-        x = self.squeeze(x)
-        x = through(self.stages_0.encoder, x)
-        x = through(self.final.layer, x)
-        return (self.pos_embed(x),)
-
-    parts = {"pos_embed": nn.Linear(D, 2), "final__layer": blocks(1), "stages_0__encoder": blocks(3)}
-    model = Net(run, **parts, char__layer=blocks(1), squeeze=nn.LayerNorm(D), last_hidden=nn.Embedding(9, D))
-    check(
-        model,
-        IDS,
-        {"pos_embed": 0, "final.layer": 1, "stages_0.encoder": (4, 1), "char.layer": 5, "squeeze": 5, "last_hidden": 6},
-    )
-
-
-def test_lists_with_like_names_hold_whole_blocks():
-    run = lambda self, x: self.fc(through(self.part_b, through(self.part_a, self.proj(x))))  # noqa: E731
-    model = Net(run, fc=nn.Linear(D, 2), part_a=blocks(2), part_b=blocks(2), proj=nn.Linear(D, D))
-    check(model, VECTORS, {"fc": 0, "part_a": (4, 1), "part_b": (2, 1), "proj": 5})
-
-
 def test_siamese_towers_share_their_blocks():
     def run(self, a, b):
         encode = lambda ids: through(self.head.layers, self.word(ids))  # noqa: E731
@@ -170,21 +146,6 @@ def test_an_encoder_and_a_decoder_with_tables_in_their_first_blocks():
         layer = next(layers.layer_of(name) for name in layers.names if name.startswith(start))
         assert layer.depth + 1 - layer.index == distance, (start, layer)
     assert sorted(layers.towers.values()) == [2, 4]
-
-
-def test_a_speech_model():
-    def run(self, sound, ids):
-        memory = self.final(through(self.encoder.blocks, self.conv2(self.conv1(sound)) + self.sinusoid_norm))
-        hidden = self.decoder_ln(through(self.decoder.blocks, self.token(ids) + self.logits, memory))
-        return hidden @ self.token.weight.T
-
-    model = Net(
-        run, sinusoid_norm=[5, D], logits=[5, D], decoder__blocks=blocks(4, cross=True), encoder__blocks=blocks(2),
-        decoder_ln=nn.LayerNorm(D), final=nn.LayerNorm(D), conv2=nn.Linear(D, D), conv1=nn.Linear(D, D),
-        token=nn.Embedding(9, D),
-    )  # fmt: skip
-    ends = {"sinusoid_norm": 3, "logits": 5, "conv1": 3, "conv2": 3, "token": 5, "final": 0, "decoder_ln": 0}
-    check(model, (VECTORS, IDS), ends | {"decoder.blocks": (4, 1), "encoder.blocks": (2, 1)})
 
 
 class Experts(nn.Layer):
@@ -335,17 +296,17 @@ def test_adapters_between_blocks_are_no_blocks():
     check(model, VECTORS, {"fc": 0, "encoder.layers": (4, 1), "proj": 5, "adapters": (2, 1)})
 
 
-def test_a_norm_that_runs_behind_each_call_of_a_shared_block_is_no_block():
+def test_chains_of_blocks():
+    """Lists with like names hold whole blocks, equal ones need no common name, a norm behind each call is no block."""
+    run = lambda self, x: self.fc(through(self.part_b, through(self.part_a, self.proj(x))))  # noqa: E731
+    model = Net(run, fc=nn.Linear(D, 2), part_a=blocks(2), part_b=blocks(2), proj=nn.Linear(D, D))
+    check(model, VECTORS, {"fc": 0, "part_a": (4, 1), "part_b": (2, 1), "proj": 5})
+    run = lambda self, x: self.fc(self.high(self.mid(self.low(self.proj(x)))))  # noqa: E731
+    model = Net(run, fc=nn.Linear(D, 2), high=Block(), low=Block(), mid=Block(), proj=nn.Linear(D, D))
+    check(model, VECTORS, {"fc": 0, "high": 1, "mid": 2, "low": 3, "proj": 4})
     run = lambda self, x: self.fc(through([self.block, self.norm] * 3, self.proj(x)))  # noqa: E731
     model = Net(run, fc=nn.Linear(D, 2), block=Block(), norm=nn.LayerNorm(D), proj=nn.Linear(D, D))
     check(model, VECTORS, {"fc": 0, "block": 1, "norm": 2, "proj": 2})
-
-
-def test_equal_blocks_need_no_common_name():
-    run = lambda self, x: self.fc(self.high(self.mid(self.low(self.proj(x)))))  # noqa: E731
-    parts = {name: Block() for name in ("high", "low", "mid")}
-    model = Net(run, fc=nn.Linear(D, 2), **parts, proj=nn.Linear(D, D))
-    check(model, VECTORS, {"fc": 0, "high": 1, "mid": 2, "low": 3, "proj": 4})
 
 
 def test_a_norm_in_a_list_belongs_to_the_item_before():

@@ -1,10 +1,95 @@
-"""The ratios that a `LayerDecay` makes of a map: towers, multipliers, the mean, stages and groups by rules."""
+"""LayerDecay: its conventions against the peers' own numbers, its limits, and the ratios that it makes of a map."""
 
 import itertools
+import json
+import pickle
+import re
 
 import pytest
 
 from paddle_ldopt import Layer, LayerDecay, LayerMap
+from paddle_ldopt.layers.decay import OPTIONS
+
+# layer ids 0 .. 5 of four blocks at decay 0.5, from the sources themselves
+CONVENTIONS = {
+    # paddlenlp.ops.optimizer.layerwise_lr_decay: d^(n-i) for block i, d^(n+1), 1;
+    # BEiT, optim_factory.py: LayerDecayValueAssigner(d ** (n + 1 - id) for id in range(n + 2))
+    "paddlenlp": [0.5**5, 0.5**4, 0.5**3, 0.5**2, 0.5, 1.0],
+    # electra, model/optimization.py, _get_layer_lrs: depth 0 for embeddings, i + 1, n + 2 for the head; d^(n+2-depth)
+    "electra": [0.5**6, 0.5**5, 0.5**4, 0.5**3, 0.5**2, 1.0],
+    # xlnet, model_utils.py: d^(n-1-l) for layer l, every other variable untouched
+    "xlnet": [1.0, 0.5**3, 0.5**2, 0.5, 1.0, 1.0],
+    # ERNIEKit, vl_sft/pretraining_trainer.py, vit_lr_ratio: d^(n-1-l) for block l, all before the blocks as block 0
+    "ernie_vl": [0.5**3, 0.5**3, 0.5**2, 0.5, 1.0, 1.0],
+    # ERNIEKit, erniekit/train/dpo/trainer.py: depth 0 for embeddings, i for block i, n + 2 for norm and head
+    "linear": [0.5, 0.5, *(0.5 + i / 6 * (1 - 0.5) for i in (1, 2, 3)), 1.0],
+}
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_conventions(convention):
+    options = {"bound": 0.5} if convention == "linear" else {"layerwise_decay": 0.5}
+    decay = LayerDecay(convention=convention, **options)
+    assert [decay.ratio(i, 4) for i in range(6)] == CONVENTIONS[convention]
+
+
+def test_floor_head_and_freezing():
+    assert [LayerDecay(1, head_ratio=2).ratio(i, 4) for i in range(6)] == [1.0] * 5 + [2.0]
+    assert LayerDecay() == LayerDecay(1)
+    assert [LayerDecay(0.5, min_ratio=0.2).ratio(i, 4) for i in range(6)] == [0.2, 0.2, 0.2, 0.25, 0.5, 1.0]
+    assert [LayerDecay(0.5, min_ratio=1).ratio(i, 4) for i in range(6)] == [1.0] * 6
+    assert [LayerDecay(0.5, head_ratio=3).ratio(i, 2) for i in range(4)] == [0.125, 0.25, 0.5, 3.0]
+    assert [LayerDecay(0.5, freeze_below=0.25).ratio(i, 2) for i in range(4)] == [0.0, 0.25, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    "arguments, error, match",
+    [
+        ({"layerwise_decay": 0.0}, ValueError, "Received: layerwise_decay=0.0"),
+        ({"convention": "beit2"}, ValueError, "'paddlenlp', .*'linear'. Received: convention='beit2'"),
+        ({"min_ratio": 1.1}, ValueError, r"must be in \[0, 1\]. Received: min_ratio=1.1"),
+        ({"head_ratio": 0}, ValueError, r"must be in \(0, inf\). Received: head_ratio=0"),
+        ({"freeze_below": float("nan")}, ValueError, "Received: freeze_below=nan"),
+        ({"convention": "linear", "bound": 0.5}, ValueError, "instead of `layerwise_decay`.*layerwise_decay=0.8"),
+        ({"layerwise_decay": 1, "convention": "linear"}, ValueError, "takes `bound` below 1.*convention='linear'"),
+        ({"bound": 0.5}, ValueError, "no other takes it. Received: .*convention='paddlenlp', bound=0.5"),
+        ({"preserve_mean": 1}, TypeError, "must be a bool. Received: preserve_mean=1"),
+        ({"towers": [0.5]}, TypeError, "`towers` must be a dict from the names of towers to decays"),
+        ({"towers": {"left": 2.0}}, ValueError, "decay of the tower 'left': .*Received: layerwise_decay=2.0"),
+        ({"towers": {"v": {"decay": 0.5}}}, TypeError, "decay of the tower 'v': .*unexpected keyword argument 'decay'"),
+        ({"towers": {"v": LayerDecay(0.5, preserve_mean=True)}}, ValueError, "is an option of the whole model"),
+        ({"multipliers": ["crf"]}, TypeError, "must be a dict from regular expressions to factors"),
+        ({"multipliers": {"(": 2}}, ValueError, "must be regular expressions .*Received: pattern='\\('"),
+        ({"multipliers": {"crf": -1}}, ValueError, r"Received: multipliers\['crf'\]=-1"),
+    ],
+)
+def test_bad_values(arguments, error, match):
+    with pytest.raises(error, match=match):
+        LayerDecay(**{"layerwise_decay": 0.8, **arguments})
+
+
+def test_decays_are_picklable_hashable_and_held_by_json():
+    tower = LayerDecay(0.6, scale=0.1)
+    whole = LayerDecay(0.7, "electra", 0.1, 2.0, towers={"v": tower, "t": 0.5}, multipliers={"crf": 10})
+    for decay in (LayerDecay(0.7, "electra", 0.1, 2.0), whole):
+        assert pickle.loads(pickle.dumps(decay)) == decay and len({decay, LayerDecay(**decay.to_dict())}) == 1
+        assert LayerDecay(**json.loads(json.dumps(decay.to_dict()))) == decay
+    assert whole.to_dict()["towers"] == {"v": {"layerwise_decay": 0.6, "scale": 0.1}, "t": 0.5}
+    assert LayerDecay(0.7, towers={}, multipliers={}) == LayerDecay(0.7)
+    whole.to_dict()["multipliers"].clear()
+    assert whole.multipliers == {"crf": 10.0}
+
+
+def test_the_docstring_names_every_option():
+    arguments = LayerDecay.__doc__.partition("Args:")[2].partition("Raises:")[0]
+    assert re.findall(r"^        (\w+)(?: \(dict\))?: ", arguments, re.M) == list(OPTIONS)
+
+
+@pytest.mark.parametrize(("arguments", "match"), [((-1, 3), "layer_id=-1"), ((0, 0), "n_layers=0")])
+def test_arguments_of_ratio(arguments, match):
+    with pytest.raises(ValueError, match=f"Received: {match}"):
+        LayerDecay(0.5).ratio(*arguments)
+
 
 KINDS = ("attn.weight", "mlp.weight", "norm.weight")
 
@@ -37,10 +122,7 @@ def test_each_tower_has_its_decay_and_scale_and_the_rest_the_decays():
     assert ratios(TWO, frozen)["vision_model.embeddings.weight"] == 0.125, "a tower inherits no option"
     both = LayerDecay(0.9, scale=0.5, towers={"vision_model": 0.5, "text_model": 0.6})
     assert ratios(TWO, both)["logit_scale"] == 0.5, "options may be for other models with layers beside the towers"
-
-
-def test_a_tower_is_named_by_whole_parts_and_the_outermost_and_longest_name_wins():
-    names = [f"model.{name}" for name in TWO]
+    names = [f"model.{name}" for name in TWO]  # a tower is named by whole parts, and the longest name wins
     got = ratios(names, LayerDecay(1.0, towers={"model.vision_model": 0.5, "model": 0.9}))
     assert got["model.vision_model.layers.1.attn.weight"] == 0.5
     assert got["model.text_model.layers.2.attn.weight"] == 0.9 and got["model.logit_scale"] == 1.0
@@ -90,14 +172,13 @@ def test_the_mean_over_the_blocks_of_all_towers_is_kept():
     assert sum(one_tower.ratio(i, 12) for i in range(1, 13)) / 12 == pytest.approx(1, rel=1e-14)
     frozen = [LayerDecay(0.5, freeze_below=0.2, preserve_mean=True).ratio(i, 3) for i in range(5)]
     assert frozen == pytest.approx([0, 0, 0.25 / 0.375, 0.5 / 0.375, 1 / 0.375]), "frozen blocks do not count"
-
-
-def test_a_scale_holds_beside_a_kept_mean():
-    one = LayerDecay(0.5, scale=0.1, preserve_mean=True)
+    one = LayerDecay(0.5, scale=0.1, preserve_mean=True)  # a scale holds beside a kept mean
     assert [one.ratio(i, 2) for i in (1, 2, 3)] == pytest.approx([0.25 / 3.75, 0.5 / 3.75, 1 / 3.75])
-    backbone = LayerDecay(0.5, scale=0.1)
-    whole = ratios(tower("backbone", 2), LayerDecay(preserve_mean=True, towers={"backbone": backbone}))
-    assert [whole[f"backbone.layers.{i}.mlp.weight"] for i in (0, 1)] == pytest.approx([0.2 / 3, 0.4 / 3]), "a tenth"
+    whole = ratios(tower("b", 2), LayerDecay(preserve_mean=True, towers={"b": LayerDecay(0.5, scale=0.1)}))
+    assert [whole[f"b.layers.{i}.mlp.weight"] for i in (0, 1)] == pytest.approx([0.2 / 3, 0.4 / 3]), "a tenth"
+    # processes must agree on every bit of a ratio: the order of a set of names differs between them
+    layers, decay = {f"h.{i}.w": Layer("h", i + 1, 12) for i in range(12)}, LayerDecay(0.77, preserve_mean=True)
+    assert decay.ratios(layers) == decay.ratios(dict(reversed(layers.items())))
 
 
 def test_rules_make_layers_of_stages_and_groups():
@@ -110,10 +191,3 @@ def test_rules_make_layers_of_stages_and_groups():
     pair = lambda name: next((i // 2 + 1 for i, b in enumerate(order) if name.startswith(f"{b}.")), None)  # noqa: E731
     groups = LayerMap.from_names(names, pair)
     assert [groups.layer_of(name).index for name in names if "attn" in name] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-
-
-def test_the_bits_of_a_mean_do_not_depend_on_the_order_of_the_layers():
-    """Processes must agree on every ratio: the order of a set of names differs between them."""
-    layers = {f"h.{i}.w": Layer("h", i + 1, 12) for i in range(12)}
-    decay, backwards = LayerDecay(0.77, preserve_mean=True), dict(reversed(layers.items()))
-    assert decay.ratios(layers) == decay.ratios(backwards)

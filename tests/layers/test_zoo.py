@@ -75,23 +75,6 @@ def test_a_map_by_names_is_right_or_says_what_it_guesses(model):
         assert not [name for name in wrong if not any(name.startswith(part) for part in quoted)], (towers, said)
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [("h.{2}", "wte", "")],
-        [("h.{2}", "wte ln_f", "ln_f")],
-        [("h.{2}", "wte", "ln_f lm_head")],
-        [("h.{3}", "wte", "ln_f")],
-        [("h.{1}", "wte", "ln_f")],
-    ],
-)
-def test_a_map_by_hand_must_fit(rows):
-    names = spelled("wte.weight h.[0-1].{q,k,v}.weight ln_f.weight")
-    assert expected(names, [("h.{2}", "wte", "ln_f")])
-    with pytest.raises(AssertionError):
-        expected(names, rows)
-
-
 # `paddle.vision`'s models: towers, embeddings and head, measured
 
 MOBILE_HEAD = {"features.18", "classifier.1"}
@@ -124,21 +107,3 @@ def test_layers_of_paddle_vision(name):
             starts = tuple(f"{part}." for part in parts)
             assert 0 < index <= depth or all(n.startswith(starts) for n in found)
             assert all(any(n.startswith(start) for n in found) for start in starts)
-
-
-SWIN = "SwinTransformer_tiny_patch4_window7_224"
-
-
-@pytest.mark.parametrize(
-    "module, name, towers, embeddings",
-    [
-        ("legendary_models.swin_transformer", SWIN, {"layers": 12}, {"patch_embed"}),
-        ("model_zoo.convnext", "ConvNeXt_tiny", {"stages": 18}, {"downsample_layers"}),
-    ],
-)
-def test_layers_of_paddleclas(module, name, towers, embeddings):
-    module = pytest.importorskip(f"ppcls.arch.backbone.{module}", reason="PaddleClas is not on the path")
-    layers = LayerMap.from_model(getattr(module, name)(), paddle.randn([1, 3, 224, 224]))
-    first = {name.split(".")[0] for name in layers.names if layers.layer_of(name).index == 0}
-    last = {name.split(".")[0] for name in layers.names if layers.layer_of(name).is_head}
-    assert (layers.towers, first, last) == (towers, embeddings, {"norm", "head"})

@@ -140,18 +140,14 @@ def test_config_keeps_everything():
     assert set(given) == every - objects, "an argument that the configuration forgets"
 
 
-def test_config_has_the_present_rate():
-    params, _ = make_params({"w": np.ones(2)})
-    opt = AdamWeightDecay(0.1, parameters=list(params.values()))
+def test_a_config_has_the_present_rate_and_what_it_cannot_hold_must_be_given_again():
+    params, name_dict = make_params({"w": np.ones(2)})
+    parameters = list(params.values())
+    opt = AdamWeightDecay(0.1, parameters=parameters)
     opt.set_lr(0.05)
     config = opt.get_config()
     assert config["learning_rate"] == 0.05 and "not_in_config" not in config
-    assert AdamWeightDecay.from_config(config, parameters=list(params.values()), lr=None).get_lr() == 0.05
-
-
-def test_what_a_config_cannot_hold_must_be_given_again():
-    params, name_dict = make_params({"w": np.ones(2)})
-    parameters = list(params.values())
+    assert AdamWeightDecay.from_config(config, parameters=parameters, lr=None).get_lr() == 0.05
     rate = paddle.optimizer.lr.StepDecay(0.01, step_size=2)
     clip = paddle.nn.ClipGradByNorm(1.0)
     objects = {"grad_clip": clip, "apply_decay_param_fun": lambda t: True, "set_param_lr_fun": lambda p: 0.5}

@@ -122,10 +122,8 @@ HOOKS = {
     "Tensor of shape [1]": lambda param: paddle.to_tensor([0.5]),
     "NumPy number": lambda param: np.float32(0.5),
 }
-SEE_THE_DECAY = [
-    HOOKS[kind]
-    for kind in ("returns, 4 arguments", "mutates, 4 arguments", "object", "any number of arguments", "partial")
-]
+OF_FOUR = ("returns, 4 arguments", "mutates, 4 arguments", "object", "any number of arguments", "partial")
+SEE_THE_DECAY = [HOOKS[kind] for kind in OF_FOUR]
 
 
 @pytest.mark.filterwarnings("ignore:The hook gives all")
@@ -189,27 +187,21 @@ def test_a_group_that_is_added_is_updated_as_by_paddle(fused):
     close(*seen, arrays)
 
 
-def test_a_decay_that_would_do_nothing_is_refused():
+def test_a_decay_that_would_do_nothing_is_refused_and_blocks_that_the_default_hook_passes_over_are_named():
     llama = {"llama.embed_tokens.weight": np.ones((3, 2)), "llama.layers.0.mlp.up_proj.weight": np.ones((2, 2))}
     params, name_dict = make_params(llama)
     with pytest.raises(ValueError, match="finds none.*from_model.*Received: parameters 'llama.embed_tokens.weight'"):
         AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, name_dict=name_dict)
-
-
-def test_a_static_program_refuses_a_decay_that_would_do_nothing():
+    bart = {f"bart.{part}.layers.{i}.fc1.weight": np.ones((2, 2)) for part in ("encoder", "decoder") for i in range(2)}
+    params, name_dict = make_params(bart)
+    with pytest.warns(UserWarning, match=r"bart.decoder.layers.0, bart.decoder.layers.1"):
+        AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, n_layers=2, name_dict=name_dict)
     with static_graph():
         linear = paddle.nn.Linear(3, 2)
         names = {p.name: n for n, p in linear.named_parameters()}
         loss = linear(paddle.static.data("x", [4, 3])).mean()
         with pytest.raises(ValueError, match="finds none"):
             AdamWDL(0.01, layerwise_decay=0.8, name_dict=names).minimize(loss)
-
-
-def test_blocks_that_the_default_hook_passes_over_are_named():
-    bart = {f"bart.{part}.layers.{i}.fc1.weight": np.ones((2, 2)) for part in ("encoder", "decoder") for i in range(2)}
-    params, name_dict = make_params(bart)
-    with pytest.warns(UserWarning, match=r"bart.decoder.layers.0, bart.decoder.layers.1"):
-        AdamWDL(0.01, parameters=list(params.values()), layerwise_decay=0.8, n_layers=2, name_dict=name_dict)
 
 
 @pytest.mark.parametrize("grouped", [False, True])

@@ -11,7 +11,7 @@ from paddle.incubate.asp import asp
 
 from paddle_ldopt import AdamWDL, LayerDecay, LayerMap, apply_layerwise_decay
 from paddle_ldopt._compat import parameters_of, unwrap
-from paddle_ldopt.rates import rates_of_optimizer
+from paddle_ldopt.rates import applied_rates, rates_of_optimizer
 from paddle_ldopt.schedules import get_linear_schedule_with_warmup
 
 
@@ -55,6 +55,7 @@ def test_any_optimizer_gets_the_rates_that_groups_would_give(name):
     opt = cls(learning_rate=0.05, parameters=model.parameters(), **how)
     assert apply_layerwise_decay(opt, layers, rule) is opt
     assert type(opt).__name__ == cls.__name__ and isinstance(opt, cls)
+    assert applied_rates(opt, 1.0) == {param.name: ratio for param, ratio in zip(model.parameters(), ratios)}
     other, _ = net()  # with Paddle's own per-parameter rates: one group a parameter
     groups = [{"params": [p], "learning_rate": r} for p, r in zip(other.parameters(), ratios)]
     by_hand = train(other, cls(learning_rate=0.05, parameters=groups, **how))
@@ -62,7 +63,7 @@ def test_any_optimizer_gets_the_rates_that_groups_would_give(name):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
 
 
-def test_applying_twice_or_to_two_optimizers_never_compounds():
+def test_applying_twice_or_to_two_optimizers_never_compounds_and_1_undoes_it():
     model, layers = net()
     first = sgd(model)
     second = paddle.optimizer.Adam(0.05, parameters=model.parameters())
@@ -72,27 +73,15 @@ def test_applying_twice_or_to_two_optimizers_never_compounds():
     assert first.layerwise_ratio(model.embed.weight) == second.layerwise_ratio(model.embed.weight) == 0.125
     assert {row.ratio for row in layers.table(optimizer=third).rows} == {(1.0, 1.0)}
     assert all(p.optimize_attr["learning_rate"] == 1.0 for p in model.parameters())
+    assert copy.copy(first).layerwise_ratio(model.embed.weight) == 0.125
+    assert copy.deepcopy(first).layers is layers, "it holds the model's parameters"
     apply_layerwise_decay(first, layers, layerwise_decay=0.8)
     assert first.layerwise_ratio(model.embed.weight) == pytest.approx(0.8**3)
-
-
-def test_a_decay_of_1_undoes_it():
-    model, layers = net()
-    opt = paddle.optimizer.Momentum(0.05, parameters=model.parameters())
-    apply_layerwise_decay(opt, layers, 0.5)
-    assert type(opt).__doc__ == paddle.optimizer.Momentum.__doc__
-    assert apply_layerwise_decay(opt, layers, 1.0) is opt
+    assert type(first).__doc__ == paddle.optimizer.SGD.__doc__
+    assert apply_layerwise_decay(first, layers, 1.0) is first, "a decay of 1 undoes it"
     plain, _ = net()
-    want = train(plain, paddle.optimizer.Momentum(0.05, parameters=plain.parameters()))
-    for got, expected in zip(train(model, opt), want):
-        np.testing.assert_array_equal(got, expected)
-
-
-def test_a_copied_optimizer_keeps_the_decay():
-    model, layers = net()
-    opt = apply_layerwise_decay(sgd(model), layers, 0.5)
-    assert copy.copy(opt).layerwise_ratio(model.embed.weight) == 0.125
-    assert copy.deepcopy(opt).layers is layers, "it holds the model's parameters"
+    for got, want in zip(train(model, first), train(plain, sgd(plain))):
+        np.testing.assert_array_equal(got, want)
 
 
 class Muon(paddle.optimizer.Optimizer):
@@ -134,15 +123,12 @@ def test_an_optimizer_that_asks_for_no_rates_is_refused_and_shown_with_its_own_r
 
 
 @pytest.mark.parametrize("of_biases", [False, True])
-def test_an_optimizer_that_does_not_ask_for_all_rates_fails_in_its_first_step(of_biases):
+def test_an_optimizer_that_does_not_ask_for_all_rates_fails_in_its_first_step_but_not_in_one_that_is_skipped(of_biases):
     model, layers = net()
     opt = apply_layerwise_decay(Flat(0.05, parameters=model.parameters()), layers, 0.5)
     opt.of_biases = of_biases
     with pytest.raises(RuntimeError, match=r"all rates.*Received: optimizer=Flat, no rate asked for \d+ parameters"):
         train(model, opt, 1)
-
-
-def test_a_first_step_that_an_overflow_skips_is_no_error():
     model, layers = net()
     opt = apply_layerwise_decay(sgd(model), layers, 0.5)
     before = [param.numpy() for param in model.parameters()]
@@ -223,9 +209,8 @@ DECAYS = {  # class, its arguments, its group, the parameter's regularizer
 def test_the_table_tells_whether_paddle_decays_a_weight(name, arguments, group, regularizer):
     linear = paddle.nn.Linear(2, 2, weight_attr=paddle.ParamAttr(regularizer=regularizer), bias_attr=False)
     params = linear.parameters()
-    opt = getattr(paddle.optimizer, name)(
-        0.1, parameters=[{"params": params, **group}] if group else params, **arguments
-    )
+    given = [{"params": params, **group}] if group else params
+    opt = getattr(paddle.optimizer, name)(0.1, parameters=given, **arguments)
     before = linear.weight.numpy()
     linear(paddle.zeros([1, 2])).sum().backward()
     said = rates_of_optimizer(opt)[linear.weight.name].has_weight_decay

@@ -215,13 +215,6 @@ def test_parameters_that_are_added_are_refused(name):
     assert len(opt._param_groups) == 1
 
 
-def test_bad_schedules_of_adafactor_are_refused():
-    with pytest.raises(ValueError, match=r"`initial_lr` must be in \[0, inf\). Received: initial_lr=-1.0"):
-        AdafactorSchedule(Adafactor(Net().parameters()), -1.0)
-    with pytest.raises(TypeError, match="`optimizer` must be an Adafactor. Received: optimizer of type NoneType"):
-        AdafactorSchedule(None)
-
-
 class OwnRate(RuleOptimizer):
     sets_own_lr = True
 
@@ -235,6 +228,10 @@ def test_an_optimizer_that_sets_its_rate_takes_no_other(cls):
     with pytest.raises(RuntimeError, match=f"The optimizer sets its rate itself, {how}: .* Received: scheduler="):
         opt.set_lr_scheduler(paddle.optimizer.lr.StepDecay(0.5, step_size=1))
     assert not isinstance(opt._learning_rate, paddle.optimizer.lr.LRScheduler)
+    with pytest.raises(ValueError, match=r"`initial_lr` must be in \[0, inf\). Received: initial_lr=-1.0"):
+        AdafactorSchedule(Adafactor(Net().parameters()), -1.0)
+    with pytest.raises(TypeError, match="`optimizer` must be an Adafactor. Received: optimizer of type NoneType"):
+        AdafactorSchedule(None)
 
 
 @pytest.mark.parametrize(

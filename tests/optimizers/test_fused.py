@@ -37,9 +37,8 @@ def close(got, want, start, tolerance=1e-4):
         np.testing.assert_allclose(got[n], array, rtol=2e-6, atol=tolerance * moved, err_msg=n)
 
 
-def tolerance(name):
-    """Return how far results may be apart: rounding to float16 may go one way here and the other there."""
-    return 2e-3 if "compressed" in name else 1e-4
+def kinds_of_state(opt):
+    return {key: (x.shape, x.dtype) for key, x in opt.state_dict().items() if isinstance(x, paddle.Tensor)}
 
 
 @pytest.mark.parametrize("steps", [4, pytest.param(20, marks=pytest.mark.slow)])
@@ -48,25 +47,8 @@ def test_steps_equal_those_of_paddles_operations(name, steps):
     arrays, grads = problem(steps=steps)
     want, plain = run(name, arrays, grads, fused=False)
     got, opt = run(name, arrays, grads, fused=True)
-    close(got, want, arrays, tolerance(name))
-    states = [
-        {key: (x.shape, x.dtype) for key, x in one.state_dict().items() if isinstance(x, paddle.Tensor)}
-        for one in (opt, plain)
-    ]
-    assert states[0] == states[1]
-
-
-@pytest.mark.representatives(count=5)
-@every_variant
-def test_it_can_be_switched_in_mid_run(name):
-    arrays, grads = problem(steps=6, shapes={n: SHAPES[n] for n in ("0-D", "odd", "small", "volume", "convolution")})
-
-    def switch(opt):
-        opt.fused = False if opt.fused is None else None
-
-    want, _ = run(name, arrays, grads, fused=False)
-    got, _ = run(name, arrays, grads, each_step=switch)
-    close(got, want, arrays)
+    close(got, want, arrays, 2e-3 if "compressed" in name else 1e-4)  # float16 may be rounded one way or the other
+    assert kinds_of_state(opt) == kinds_of_state(plain)
 
 
 @pytest.mark.parametrize("option", ["clipvalue", "clipnorm"])
@@ -82,7 +64,7 @@ def test_the_clipping_of_a_group_follows_that_of_all(option):
             opt = ldopt.AdamWeightDecay(0.01, parameters=groups, grad_clip=clip, fused=fused)
             return take_steps(opt, params, grads)
 
-    close(train(True), train(False), arrays, tolerance("adamweightdecay"))
+    close(train(True), train(False), arrays)
 
 
 def test_parameters_of_one_memory_take_turns():
@@ -96,34 +78,6 @@ def test_parameters_of_one_memory_take_turns():
     opt.fused = True
     with pytest.raises(ValueError, match="another parameter has its memory.* Received: fused=True"):
         opt.step()
-
-
-@pytest.mark.parametrize("name", ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay"])
-def test_rates_ratios_and_gradients_may_change(name):
-    arrays, all_grads = bert_like(steps=9)
-    results = []
-    for fused in (False, True):
-        grads = [dict(grad) for grad in all_grads]
-        for i in (4, 5):
-            grads[i]["classifier.weight"] = None
-        with paddle.utils.unique_name.guard():
-            params, names = make_params(arrays)
-            ratio = {"now": 0.5}
-            hook = lambda p, names=names, ratio=ratio: ratio["now"] if "encoder" in names[p.name] else 1.0  # noqa: E731
-            opt = make(name, list(params.values()), set_param_lr_fun=hook, fused=fused)
-            for i, grad in enumerate(grads):
-                if i == 3:
-                    opt.set_lr(0.002)
-                if i == 4:
-                    params["bert.pooler.dense.weight"].optimize_attr["learning_rate"] = 0.25
-                if i == 6:
-                    ratio["now"] = 0.0
-                if i == 7:
-                    ratio["now"] = 0.1
-                    params["bert.embeddings.word_embeddings.weight"].stop_gradient = True
-                take_steps(opt, params, [grad])
-            results.append({n: p.numpy() for n, p in params.items()})
-    close(results[1], results[0], arrays)
 
 
 def test_what_is_clipped_is_what_paddle_clips():
@@ -167,6 +121,8 @@ def test_fused_true_says_why_not(name):
     assert (wide.numpy() == before[0]).all() and (narrow.numpy() == before[1]).all()
     make(name, [wide, narrow]).step()  # with None Paddle's operations do the rest
     assert (wide.numpy() != before[0]).all() and (narrow.numpy() != before[1]).all()
+    with static_graph(), pytest.raises(ValueError, match="static graph.*Received: fused=True"):
+        make(name, None, fused=True)
 
 
 @pytest.mark.parametrize("option", ["beta1", "beta2", "epsilon"])
@@ -175,11 +131,6 @@ def test_an_option_that_is_a_tensor(option):
     got, want = (run("adamwdl", arrays, grads, fused=f, **{option: paddle.to_tensor(0.5)})[0] for f in (True, False))
     close(got, want, arrays)
     assert any((want[n] != array).any() for n, array in run("adamwdl", arrays, grads, fused=False)[0].items())
-
-
-def test_a_static_graph_has_no_fused_step():
-    with static_graph(), pytest.raises(ValueError, match="static graph.*Received: fused=True"):
-        ldopt.Lamb(0.1, fused=True)
 
 
 def test_without_the_library(monkeypatch):

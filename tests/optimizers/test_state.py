@@ -27,31 +27,21 @@ def test_the_factored_state_of_the_first_step_is_the_mean_of_rows_and_columns(na
 
 
 @every_optimizer
-@pytest.mark.parametrize("state", [[], {1: 2.0}, {"LR_Scheduler": 3}, {"master_weights": 3}], ids=str)
-def test_what_is_no_state_is_refused(name, state):
-    opt = make(name, list(make_params({"a": np.ones((2, 3))})[0].values()))
-    with pytest.raises(TypeError, match="`state_dict`.* must be a dict.*Received: "):
-        opt.set_state_dict(state)
-
-
-@every_optimizer
-def test_a_state_without_the_schedules_is_refused(name):
-    schedule = paddle.optimizer.lr.StepDecay(0.1, 2)
-    opt = make(name, list(make_params({"a": np.ones((2, 3))})[0].values()), learning_rate=schedule)
-    for state in ({}, {"LR_Scheduler": {"last_epoch": 3}}):
-        with pytest.raises(ValueError, match="state of the optimizer's StepDecay.*Received: a state without .*last_lr"):
-            opt.set_state_dict(state)
-    assert schedule.last_epoch == 0
-
-
-@every_optimizer
-@pytest.mark.parametrize("own", [None, "mine"])
-def test_a_state_that_is_no_tensor_is_refused(name, own):
+def test_what_is_no_state_is_refused(name):
     with paddle.utils.unique_name.guard():
         (param,) = make_params({"a": np.ones((2, 3))})[0].values()
-        state = {f"{param.name}_{own + '_' if own else ''}beta1_pow_acc_0": "3"}
+        schedule = paddle.optimizer.lr.StepDecay(0.1, 2)
+        plain, scheduled = make(name, [param]), make(name, [param], learning_rate=schedule)
+    for state in ([], {1: 2.0}, {"LR_Scheduler": 3}, {"master_weights": 3}):
+        with pytest.raises(TypeError, match="`state_dict`.* must be a dict.*Received: "):
+            plain.set_state_dict(state)
+    for state in ({}, {"LR_Scheduler": {"last_epoch": 3}}):
+        with pytest.raises(ValueError, match="state of the optimizer's StepDecay.*Received: a state without .*last_lr"):
+            scheduled.set_state_dict(state)
+    assert schedule.last_epoch == 0
+    for own, prefix in ((None, ""), ("mine", "mine_")):
         with pytest.raises(TypeError, match="must hold Tensors. Received: '3' as "):
-            make(name, [param], name=own).set_state_dict(state)
+            make(name, [param], name=own).set_state_dict({f"{param.name}_{prefix}beta1_pow_acc_0": "3"})
 
 
 def saved_state(name, built_with, updated):
@@ -83,17 +73,13 @@ def step(model, opt, layers):
 
 @every_optimizer
 @pytest.mark.parametrize(("saved", "loads_into"), [([0, 1], [2]), ([0, 1], [1, 2])], ids=["all other", "some other"])
-def test_a_state_of_other_parameters_is_refused(name, saved, loads_into):
+def test_a_state_of_other_parameters_is_refused_unless_they_are_the_models(name, saved, loads_into):
     model, opt = layers_of_three(name, loads_into)
     with pytest.raises(ValueError, match=r"other parameters.* Received: .*unknown.*linear_0.*nothing.*linear_2"):
         opt.set_state_dict(saved_state(name, saved, saved))
     step(model, opt, loads_into)  # nothing waits for it
-
-
-@every_optimizer
-def test_a_layer_of_the_model_that_is_not_trained_here_may_have_state(name):
     model, opt = layers_of_three(name, [1, 2], named=True)
-    opt.set_state_dict(saved_state(name, [0, 1], [0, 1]))
+    opt.set_state_dict(saved_state(name, [0, 1], [0, 1]))  # of a layer of the model that is not trained here, too
     step(model, opt, [1])
     assert any(key.startswith("linear_1.") for key in opt.state_dict())
 

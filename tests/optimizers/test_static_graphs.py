@@ -11,7 +11,6 @@ from optimizer_cases import VARIANTS, make, near, run_static, static_graph
 from toy_layers import Block, Embed, Whole
 
 import paddle_ldopt
-from paddle_ldopt import layerwise_lr_decay
 
 RATES = [0.01, 0.03, 0.005]  # a schedule of the optimizer's own
 
@@ -113,23 +112,18 @@ def test_a_second_loss_of_a_static_program_trains_the_same_parameters(name):
         assert [len(make(name, None).minimize(loss)[1]) for loss in losses] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    "cls, options",
-    [
-        (paddle_ldopt.AdamWeightDecay, {"weight_decay": 0.1, "exclude_from_weight_decay": ["b_0"]}),
-        (paddle_ldopt.AdamWDL, {"layerwise_decay": 0.5, "n_layers": 2, "set_param_lr_fun": layerwise_lr_decay}),
-    ],
-)
-def test_checks_of_a_static_program_are_of_all_its_parameters(cls, options, recwarn):
+PATTERNS = {"weight_decay": 0.1, "exclude_from_weight_decay": ["b_0"]}
+LAYERWISE = {"layerwise_decay": 0.5, "n_layers": 2, "set_param_lr_fun": paddle_ldopt.layerwise_lr_decay}
+
+
+@pytest.mark.parametrize("cls, given", [(paddle_ldopt.AdamWeightDecay, PATTERNS), (paddle_ldopt.AdamWDL, LAYERWISE)])
+def test_checks_of_a_static_program_are_of_all_its_parameters(cls, given, recwarn):
+    options = dict(given)
     with static_graph(), paddle.utils.unique_name.guard():
         layers = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.Linear(3, 3))
         if "n_layers" in options:
-            names = {
-                "0.weight": "encoder.layers.0.weight",
-                "0.bias": "encoder.layers.0.bias",
-                "1.weight": "head.weight",
-            }
-            options["name_dict"] = {param.name: names.get(name, name) for name, param in layers.named_parameters()}
+            named = layers.named_parameters()
+            options["name_dict"] = {param.name: name.replace("0.", "encoder.layers.0.") for name, param in named}
         loss = layers(paddle.static.data("batch", [4, 3])).mean()
         assert len(cls(learning_rate=0.1, **options).minimize(loss)[1]) == 4
     assert not [warning for warning in recwarn if "match no parameter" in str(warning.message)]

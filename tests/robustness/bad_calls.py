@@ -104,6 +104,13 @@ def summed_row(name, **arguments):
     return Row(method(accumulator, name, **arguments), state=sums_of, words=words)
 
 
+def file_row(kind):
+    given = {"path": Lazy(lambda: settings_file(f".{kind}"))}
+    return row(
+        getattr(ldopt.LdoptConfig, f"from_{kind}"), given, also=(OSError,), words={"path": "(path|codec|values)"}
+    )
+
+
 def one_parameter():
     return [paddle.create_parameter([2], "float32")]
 
@@ -147,6 +154,24 @@ NEW, SAVED = Lazy(tempfile.mkdtemp), Lazy(saved_folder)
 NETWORK = {"network": MODEL, "optimizer": Lazy(trained)}
 MAPPED = {"model": MODEL, "rules": {"embeddings": 0}}
 OF_A_MAP = {"model": "(model|stack|parameters|match no)", "rules": "([Rr]ule)"}
+OF_NAMES = {"names": "(names|Found no stack|LayerMap|match no)", "rules": "([Rr]ule)"}
+CREATED = {"name": "came", "model": MODEL, "layerwise_decay": 0.5, "learning_rate": 0.01}
+OF_CREATE = {**WORDS, "rules": "([Rr]ule)", "model": STACK, "groups": "group|`parameters`"}
+FACTORY = {"init_lr": 0.01, "num_train_steps": 9, "num_warmup_steps": 2, "model": MODEL, "adam_clipnorm": 1.0}
+HOOKED = {"decay_rate": 0.5, "name_dict": {MODEL.head.weight.name: "head"}, "n_layers": 2, "param": MODEL.head.weight}
+APPLIED = {"optimizer": Lazy(sgd), "layers": Lazy(layer_map), "layerwise_decay": 0.5}
+ADDED = {"gradients": Lazy(lambda: [paddle.ones([2])]), "weight": 2.0}
+PIPELINE = {"network": MODEL, "optimizer": Lazy(sgd), "max_grad_norm": 1.0, "use_clip_grad": True, **SKIPPING}
+KINDS = {"name": "cosine", "optimizer": 0.1, **TIMED, "scheduler_specific_kwargs": {}}
+OF_KINDS = {**WORDS, "scheduler_specific_kwargs": "(scheduler_specific_kwargs|keyword)"}
+OF_AN_ENUM = ("names", "module", "qualname", "type", "start", "boundary")
+OF_SETTINGS = {"lr_scheduler_type": "([Ss]chedule|lr_scheduler)", "optim_kwargs": "(optim_kwargs|option)"}
+OF_CONFIG = {
+    **OF_SETTINGS,
+    "lr_scheduler_type": "([Ss]chedule|lr_scheduler_type)",
+    "learning_rate": "(learning_rate|rate|relative_step)",
+}
+FIELDS_OF_TRAINER = tuple(field.name for field in dataclasses.fields(Arguments))
 
 
 def optimizer_row(name, more):
@@ -157,48 +182,27 @@ def optimizer_row(name, more):
 CALLS = {
     **{name: optimizer_row(name, more) for name, more in BUILT.items()},
     "AdafactorSchedule": row(ldopt.AdafactorSchedule, {"optimizer": Lazy(trained)}, words=WORDS),
-    "create": row(
-        ldopt.create,
-        {"name": "came", "model": MODEL, "layerwise_decay": 0.5, "learning_rate": 0.01},
-        words={**WORDS, "rules": "([Rr]ule)", "model": STACK, "groups": "group|`parameters`"},
-        loose=SCHEDULED["Came"],
-    ),
+    "create": row(ldopt.create, CREATED, words=OF_CREATE, loose=SCHEDULED["Came"]),
     "optimizer_class": row(ldopt.optimizer_class, {"name": "lamb"}),
     "list_optimizers": row(ldopt.list_optimizers, {}),
-    "create_optimizer": row(
-        ldopt.create_optimizer,
-        {"init_lr": 0.01, "num_train_steps": 9, "num_warmup_steps": 2, "model": MODEL, "adam_clipnorm": 1.0},
-        words={**WORDS, "model": STACK},
-    ),
+    "create_optimizer": row(ldopt.create_optimizer, FACTORY, words={**WORDS, "model": STACK}),
     "decayed_parameter_names": row(ldopt.decayed_parameter_names, {"model": MODEL}),
     "WarmUp": row(ldopt.WarmUp, WARM_UP, free=("verbose",)),
-    "layerwise_lr_decay": row(
-        ldopt.layerwise_lr_decay,
-        {"decay_rate": 0.5, "name_dict": {MODEL.head.weight.name: "head"}, "n_layers": 2, "param": MODEL.head.weight},
-        words={"param": "(param|name)"},
-    ),
+    "layerwise_lr_decay": row(ldopt.layerwise_lr_decay, HOOKED, words={"param": "(param|name)"}),
     "Layer": row(ldopt.Layer, {"tower": "a", "index": 1, "depth": 2}, free=("tower", "index", "depth")),
     "LayerDecay": row(ldopt.LayerDecay, {"layerwise_decay": 0.5}),
     "LayerMap.from_names": row(
-        ldopt.LayerMap.from_names,
-        {"names": list(START), "rules": {"embeddings": 0}},
-        words={"names": "(names|Found no stack|LayerMap|match no)", "rules": "([Rr]ule)"},
+        ldopt.LayerMap.from_names, {"names": [*START], "rules": {"embeddings": 0}}, words=OF_NAMES
     ),
     "LayerMap.from_model": row(ldopt.LayerMap.from_model, MAPPED, words=OF_A_MAP),
     "LayerMap.layer_of": Row(method(layer_map, "layer_of", name="head.weight")),
     "LayerMap.ratios": Row(method(layer_map, "ratios", layerwise_decay=0.5)),
     "LayerMap.table": Row(method(layer_map, "table", layerwise_decay=0.5, learning_rate=0.1), words=WORDS),
     "LayerMap.plot": Row(method(layer_map, "plot", path=path(".svg"), layerwise_decay=0.5), (OSError,), words=WORDS),
-    "apply_layerwise_decay": row(
-        ldopt.apply_layerwise_decay,
-        {"optimizer": Lazy(sgd), "layers": Lazy(layer_map), "layerwise_decay": 0.5},
-        state=lambda function, arguments: type(arguments["optimizer"]),
-    ),
+    "apply_layerwise_decay": row(ldopt.apply_layerwise_decay, APPLIED, state=lambda _, given: type(given["optimizer"])),
     "GradientAccumulator": row(ldopt.GradientAccumulator, {"reduction": "mean"}),
     "GradientAccumulator.__call__": Row(
-        method(weighted, "__call__", gradients=Lazy(lambda: [paddle.ones([2])]), weight=2.0),
-        state=sums_of,
-        words={"gradients": "([Gg]radient|Layer|parameters|model)"},
+        method(weighted, "__call__", **ADDED), (), sums_of, {"gradients": "([Gg]radient|Layer|parameters|model)"}
     ),
     "GradientAccumulator.write_gradients": summed_row("write_gradients", target=Lazy(one_parameter)),
     "GradientAccumulator.apply": summed_row("apply", optimizer=Lazy(lambda: sgd(one_parameter()))),
@@ -210,9 +214,7 @@ CALLS = {
     "AdaptiveLossScaler": row(ldopt.AdaptiveLossScaler, {"scale_window": 20}),
     "LossScaler": row(parallel.LossScaler, {"loss_scale_value": 8.0}),
     "PipelineWithLossScale": row(
-        parallel.PipelineWithLossScale,
-        {"network": MODEL, "optimizer": Lazy(sgd), "max_grad_norm": 1.0, "use_clip_grad": True, **SKIPPING},
-        words={"scale_sense": "(scale_sense|loss_scale)"},
+        parallel.PipelineWithLossScale, PIPELINE, words={"scale_sense": "(scale_sense|loss_scale)"}
     ),
     "parallel.save_checkpoint": row(parallel.save_checkpoint, {"folder": NEW, **NETWORK}, also=(OSError,)),
     "parallel.load_checkpoint": row(parallel.load_checkpoint, {"folder": SAVED, **NETWORK}, also=(OSError,)),
@@ -223,42 +225,19 @@ CALLS = {
     ),
     "WarmUp.__call__": Row(method(lambda: ldopt.WarmUp(0.1, lambda k: 0.1, 3), "__call__", step=3)),
     "SchedulerType": row(
-        ldopt.SchedulerType,
-        {"value": "cosine"},
-        words={"value": "(name|ambiguous)"},
-        free=("names", "module", "qualname", "type", "start", "boundary"),
+        ldopt.SchedulerType, {"value": "cosine"}, words={"value": "(name|ambiguous)"}, free=OF_AN_ENUM
     ),
-    "get_scheduler": row(
-        ldopt.get_scheduler,
-        {"name": "cosine", "optimizer": 0.1, **TIMED, "scheduler_specific_kwargs": {}},
-        words={**WORDS, "scheduler_specific_kwargs": "(scheduler_specific_kwargs|keyword)"},
-    ),
+    "get_scheduler": row(ldopt.get_scheduler, KINDS, words=OF_KINDS),
     **schedule_rows(),
-    "LdoptConfig": row(
-        ldopt.LdoptConfig,
-        {"layerwise_lr_decay": 0.5},
-        words={"learning_rate": "(learning_rate|rate|relative_step)"}
-        | {"lr_scheduler_type": "([Ss]chedule|lr_scheduler_type)", "optim_kwargs": "(optim_kwargs|option)"},
-    ),
+    "LdoptConfig": row(ldopt.LdoptConfig, {"layerwise_lr_decay": 0.5}, words=OF_CONFIG),
     "LdoptConfig.from_dict": row(ldopt.LdoptConfig.from_dict, {"values": {"optim": "lamb"}}, words=OF_VALUES),
     "LdoptConfig.build": Row(
         method(ldopt.LdoptConfig, "build", model=MODEL, num_training_steps=10),
         words={"model": "(`model`|parameters|stack)"},
     ),
-    **{
-        f"LdoptConfig.from_{kind}": row(
-            getattr(ldopt.LdoptConfig, f"from_{kind}"),
-            {"path": Lazy(lambda kind=kind: settings_file(f".{kind}"))},
-            also=(OSError,),
-            words={"path": "(path|codec|values)"},
-        )
-        for kind in ("yaml", "json")
-    },
+    **{f"LdoptConfig.from_{kind}": file_row(kind) for kind in ("yaml", "json")},
     "LdoptArgumentsMixin": row(
-        OurArguments,
-        {"optim": "lamb", "layerwise_lr_decay": 0.5},
-        words={"lr_scheduler_type": "([Ss]chedule|lr_scheduler)", "optim_kwargs": "(optim_kwargs|option)"},
-        free=tuple(field.name for field in dataclasses.fields(Arguments)),
+        OurArguments, {"optim": "lamb", "layerwise_lr_decay": 0.5}, words=OF_SETTINGS, free=FIELDS_OF_TRAINER
     ),
     "trainer.GradualUnfreezeCallback": row(trainer.GradualUnfreezeCallback, {"every_k_steps": 5}, free=("layers",)),
     "trainer.LayerLRCallback": row(trainer.LayerLRCallback, {}),

@@ -230,10 +230,7 @@ def after(name, fused, counters, arrays, grads):
 def taken(name, count):
     """Return the counters of an optimizer that has taken so many steps."""
     if name == "adamwdl":  # has the powers of the coming step
-        return {
-            "beta1_pow_acc_0": np.float32(0.9 ** (count + 1.0)),
-            "beta2_pow_acc_0": np.float32(0.999 ** (count + 1.0)),
-        }
+        return {f"beta{i}_pow_acc_0": np.float32(beta ** (count + 1.0)) for i, beta in ((1, 0.9), (2, 0.999))}
     return {"beta1_pow_acc_0": count, "global_step_0": count}
 
 

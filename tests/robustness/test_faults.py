@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_refused_by_name(copied, damage,
 
 
 @pytest.mark.timeout(60)
-def test_a_list_of_files_that_is_damaged_is_damage(copied):
+def test_a_list_of_files_that_is_damaged_is_damage_and_one_that_is_not_there_is_none(copied):
     device = '{"files": {"/dev/zero": [0, 0]}}'  # which is not read
     for text in ("", "{", "[]", '{"files": 3}', '{"files": {"optimizer.pdopt": 3}}', device):
         (copied / "checkpoint-6" / FILES).write_text(text)
@@ -105,6 +105,9 @@ def test_a_list_of_files_that_is_damaged_is_damage(copied):
             assert last_checkpoint(copied) == str(copied / "checkpoint-4")
     os.remove(copied / "checkpoint-6" / FILES)
     assert last_checkpoint(copied) == str(copied / "checkpoint-6")
+    record.begin_checkpoint(str(copied / "checkpoint-6"), {record.LAYERWISE: {"optimizer": "AdamWDL"}})
+    record.finish_checkpoint(str(copied / "checkpoint-6"), all_written=False)  # in the background
+    assert not (copied / "checkpoint-6" / FILES).exists() and last_checkpoint(copied) == str(copied / "checkpoint-6")
 
 
 @pytest.mark.promise(
@@ -130,12 +133,6 @@ def test_if_all_are_damaged_there_is_none(copied):
         run(copied, resume=True)
     with pytest.raises(ValueError, match="takes the last valid one. Received"):
         run(copied, resume=str(copied / "checkpoint-6"))
-
-
-def test_files_that_are_written_in_the_background_are_not_listed(copied):
-    record.begin_checkpoint(str(copied / "checkpoint-6"), {record.LAYERWISE: {"optimizer": "AdamWDL"}})
-    record.finish_checkpoint(str(copied / "checkpoint-6"), all_written=False)
-    assert not (copied / "checkpoint-6" / FILES).exists() and last_checkpoint(copied) == str(copied / "checkpoint-6")
 
 
 @pytest.fixture
@@ -286,7 +283,7 @@ def test_the_newest_checkpoint_stays_though_its_files_are_the_oldest(copied):
 @pytest.mark.promise(
     "a run resumed from an earlier checkpoint renames the later ones `superseded-checkpoint-<step>` and deletes none"
 )
-def test_a_run_that_goes_on_from_an_earlier_checkpoint_is_the_one_that_is_resumed(copied, monkeypatch):
+def test_a_run_that_goes_on_from_an_earlier_checkpoint_or_anew_is_the_one_that_is_resumed(copied, monkeypatch):
     said = []
     logger = types.SimpleNamespace(info=len, warning=said.append)
     monkeypatch.setattr("paddle_ldopt.trainer.resume.logger_of", lambda trainer: logger)
@@ -306,6 +303,10 @@ def test_a_run_that_goes_on_from_an_earlier_checkpoint_is_the_one_that_is_resume
     said.clear()
     assert run(copied, resume=True, max_steps=6).state.global_step == 6
     assert not said and steps(copied) == [2, 3, 4, 6], "a run that goes on from its last checkpoint renames nothing"
+    old = contents(copied / "checkpoint-6")
+    run(copied, learning_rate=1e-5, max_steps=4)  # from the start
+    assert steps(copied) == [2, 4] and contents(copied / "superseded-checkpoint-6-2") == old
+    assert run(copied, resume=True, learning_rate=1e-5, max_steps=5).state.global_step == 5
 
 
 @pytest.mark.promise(
@@ -316,13 +317,9 @@ def test_what_cannot_be_resumed_from_is_not_set_aside(copied):
     (copied / "checkpoint-6" / record.PARTIAL).touch()
     (copied / "checkpoint-9").touch()
     assert record.set_aside(copied, 2) == [] and steps(copied) == [2, 4, 6, 9]
-
-
-def test_checkpoints_of_later_steps_than_a_run_has_come_to_go_first(copied):
-    for step in (4, 6):
-        truncate(copied / f"checkpoint-{step}/optimizer.pdopt")
+    os.remove(copied / "checkpoint-9")
     run(copied, resume=str(copied / "checkpoint-2"), max_steps=5, save_steps=3, save_total_limit=1)
-    assert steps(copied) == [3]
+    assert steps(copied) == [3], "checkpoints of later steps than a run has come to go first"
 
 
 def test_a_best_checkpoint_that_was_deleted_stops_no_training(tmp_path):
@@ -359,10 +356,3 @@ def test_what_a_data_set_raises_is_raised_and_not_waited_for(tmp_path, does):
         trainer.train_dataset = trainer.eval_dataset = Broken()
     with pytest.raises(KeyError, match="the last row"):
         trainer.evaluate() if does == "evaluate" else trainer.train()
-
-
-def test_a_run_from_the_start_is_the_one_that_is_resumed(copied):
-    old = contents(copied / "checkpoint-6")
-    run(copied, learning_rate=1e-5, max_steps=4)
-    assert steps(copied) == [2, 4] and contents(copied / "superseded-checkpoint-6") == old
-    assert run(copied, resume=True, learning_rate=1e-5, max_steps=5).state.global_step == 5
