@@ -42,8 +42,6 @@ from .states import (
 )
 from .step import OneStep, Rows
 
-_NO_GROUP: Values = {}  # one object: a step knows groups by their id
-
 
 class LayerwiseOptimizer(OneStep):
     """Base of our optimizers: arguments, groups and states. It precedes Paddle's class; `OneStep` has the step."""
@@ -184,7 +182,7 @@ class LayerwiseOptimizer(OneStep):
     def group_of(self, param: Tensor) -> Values:
         if param.name not in self._groups:
             if not self._parameter_list or not isinstance(self._parameter_list[0], dict):
-                return _NO_GROUP
+                return {}
             self._groups = {param.name: group for group in self._param_groups for param in group["params"]}
         return self._groups[param.name]
 

@@ -219,17 +219,17 @@ class OneStep(LayerRates):
 
     def _rows(self, pairs: Pairs) -> Rows:
         """Return the rows of pairs whose ratio is not 0, with their state created and their masters up to date."""
-        rows, has_state = Rows([], [], [], [], [], []), True
+        rows, ratios = Rows([], [], [], [], [], []), self.ratios
+        grouped, no_group = bool(self._parameter_list) and isinstance(self._parameter_list[0], dict), Values()
         of_group: dict[Any, int] = {}  # (group, whether it decays) -> variant
         of_values: dict[Any, int] = {}  # equal groups have one variant
         for param, grad in pairs:
-            name = param.name
-            ratio = self.ratios.get(name) if self.ratios else 1.0
+            ratio = ratios.get(param.name) if ratios else 1.0
             if ratio is None:
                 ratio = self.layerwise_ratio(param)
             if ratio == 0.0:
                 continue
-            group, decays = self.group_of(param), self.has_weight_decay(param)
+            group, decays = self.group_of(param) if grouped else no_group, self.has_weight_decay(param)
             variant = of_group.get((id(group), decays))
             if variant is None:
                 options, rate = self.values_now(group)
@@ -242,7 +242,8 @@ class OneStep(LayerRates):
                     rows.options.append(options)
                     rows.rates.append(rate)
                 of_group[id(group), decays] = variant
-            factor = (param.__dict__.get("optimize_attr") or {}).get("learning_rate", 1.0)  # ParamAttr's or the group's
+            attr = param.__dict__.get("optimize_attr")
+            factor = attr.get("learning_rate", 1.0) if attr else 1.0  # ParamAttr's or the group's
             if isinstance(factor, Tensor):  # Paddle's way to give an absolute rate
                 rows.options.append(rows.options[variant])
                 rows.rates.append(float(factor))
@@ -251,8 +252,7 @@ class OneStep(LayerRates):
             rows.grads.append(grad)
             rows.scales.append(factor * ratio)
             rows.variants.append(variant)
-            has_state = has_state and name in self._already_create_accumulator
-        if not has_state:
+        if not all(param.name in self._already_create_accumulator for param in rows.params):
             create_state(self, rows.params)
         if self._master_weights:
             refresh_masters(self, rows.params)
