@@ -39,7 +39,7 @@ def test_events_and_callbacks_are_the_plain_trainers(tmp_path):
         settings["save_strategy"] = "no"
     flows, events = [], [name for name in dir(common.TrainerCallback) if name.startswith("on_")]
     for cls in (common.Trainer, common.LdoptTrainer):
-        listener = mock.Mock(**{f"{event}.return_value": None for event in events})
+        listener = mock.Mock(common.TrainerCallback, **{f"{event}.return_value": None for event in events})
         trainer = common.trainer(tmp_path / cls.__name__, cls=cls, callbacks=[listener], **settings)
         before = list(trainer.callback_handler.callbacks)
         trainer.train()
@@ -260,7 +260,8 @@ def test_reading_writes_nothing(tmp_path, name, stepped):
 
 
 def test_the_schedule_of_a_group_with_its_own_rate_is_not_shown(tmp_path):
-    params, schedule = common.tiny_model().parameters(), ldopt.get_scheduler("linear", 1e-2, 0, 4)
-    optimizer = ldopt.Lamb(schedule, parameters=[{"params": params[:-2]}, {"params": params[-2:], "lr": 1e-4}])
+    model, schedule = common.tiny_model(), ldopt.get_scheduler("linear", 1e-2, 0, 4)
+    groups = [{"params": model.parameters()[:-2]}, {"params": model.parameters()[-2:], "lr": 1e-4}]
+    given = {"model": model, "optimizers": (ldopt.Lamb(schedule, parameters=groups), schedule)}
     with pytest.raises(ValueError, match="use LayerLRCallback"):
-        train(tmp_path, ScheduleCallback(tmp_path / "a.svg"), optimizers=(optimizer, schedule), optim="adamw")
+        common.watched(tmp_path, ScheduleCallback(tmp_path / "schedule.svg"), **given)
