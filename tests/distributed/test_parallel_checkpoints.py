@@ -27,7 +27,6 @@ LOW = {f"{name}, bfloat16": {"name": name, "dtype": "bfloat16"} for name in ("ad
 ALL = {**CASES, **LOW}
 FIRST = ("came", "came, bfloat16")  # stand for all in `make test`
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ALL if name not in FIRST]
-every_case = pytest.mark.parametrize("name", [*FIRST, *SLOW])
 every_optimizer = pytest.mark.parametrize("name", [*FIRST[:1], *(case for case in SLOW if case.values[0] in NAMES)])
 ONE = "1 process"
 # layout -> those whose checkpoints it goes on from
@@ -78,7 +77,7 @@ def test_one_process_goes_on_bit_for_bit(tmp_path, name):
 
 
 @pytest.mark.representatives
-@every_case
+@pytest.mark.parametrize("name", [*FIRST, *SLOW])
 @pytest.mark.parametrize("layout", SOURCES)
 def test_all_state_arrives_bit_for_bit(runs, layout, name):
     """Masters, counters and the parameters too."""
