@@ -27,7 +27,6 @@ LOW = {f"{name}, bfloat16": {"name": name, "dtype": "bfloat16"} for name in ("ad
 ALL = {**CASES, **LOW}
 FIRST = ("came", "came, bfloat16")  # stand for all in `make test`
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ALL if name not in FIRST]
-every_case = pytest.mark.parametrize("name", [*FIRST, *SLOW])
 every_optimizer = pytest.mark.parametrize("name", [*FIRST[:1], *(case for case in SLOW if case.values[0] in NAMES)])
 ONE = "1 process"
 # layout -> those whose checkpoints it goes on from
@@ -64,15 +63,21 @@ def run_all(root, chosen, sources_of=SOURCES):
     return root, whole, found
 
 
-@every_case
-def test_one_process_goes_on_bit_for_bit(runs, name):
-    root, whole, _ = runs
-    run = cases.Run(**ALL[name]).load(cases.place(root, ONE, name)).train(cases.HALF, cases.STEPS)
-    assert all(np.array_equal(value, whole[name][key]) for key, value in run.values().items())
+MUON = {"name": "muon", "use_muon": cases.is_matrix}
+
+
+@pytest.mark.parametrize("name", [*FIRST, "muon", *SLOW])
+def test_one_process_goes_on_bit_for_bit(tmp_path, name):
+    arguments = {**ALL, "muon": MUON}[name]
+    whole = cases.Run(**arguments).train(0, cases.HALF)
+    whole.save(tmp_path / "x")
+    run = cases.Run(**arguments).load(tmp_path / "x").train(cases.HALF, cases.STEPS)
+    want = whole.train(cases.HALF, cases.STEPS).values()
+    assert all(np.array_equal(value, want[key]) for key, value in run.values().items())
 
 
 @pytest.mark.representatives
-@every_case
+@pytest.mark.parametrize("name", [*FIRST, *SLOW])
 @pytest.mark.parametrize("layout", SOURCES)
 def test_all_state_arrives_bit_for_bit(runs, layout, name):
     """Masters, counters and the parameters too."""
@@ -334,23 +339,13 @@ def test_another_checkpoint_may_take_the_folder_of_one_that_was_loaded(tmp_path,
     assert cases.Run("came").load(folder).schedule.last_epoch == cases.HALF
 
 
-def test_muon_goes_on_bit_for_bit(tmp_path):
-    use_muon = {"use_muon": cases.is_matrix}
-    run = cases.Run("muon", **use_muon).train(0, cases.HALF)
-    run.save(tmp_path / "x")
-    again = cases.Run("muon", **use_muon).load(tmp_path / "x").train(cases.HALF, cases.STEPS).values()
-    for name, value in run.train(cases.HALF, cases.STEPS).values().items():
-        np.testing.assert_array_equal(again[name], value)
-
-
 @pytest.mark.slow
 def test_muon_moves_between_layouts_of_whole_matrices(tmp_path):
-    use_muon, sources_of = {"use_muon": cases.is_matrix}, {"dp": [ONE], "sharding v1": ["dp"]}
-    sources_of["pp"] = [ONE, "sharding v1"]
-    runs = run_all(str(tmp_path), {"muon": {"name": "muon", **use_muon}}, sources_of)
+    sources_of = {"dp": [ONE], "sharding v1": ["dp"], "pp": [ONE, "sharding v1"]}
+    runs = run_all(str(tmp_path), {"muon": MUON}, sources_of)
     for target, sources in sources_of.items():
         for source in sources:
-            check_move(runs, source, target, "muon", **use_muon)
+            check_move(runs, source, target, "muon", use_muon=cases.is_matrix)
 
 
 def test_the_record_says_what_it_is_of(tmp_path):

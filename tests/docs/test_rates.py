@@ -8,6 +8,7 @@ from layer_models import Parts, vit_ratio
 from paddle import nn
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM, LlamaModel
+from zoo_kinds import ConvNeXt
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import LayerDecay, LayerMap
@@ -25,13 +26,12 @@ def rows():
     return {project: line.strip("`").replace("\\|", "|") for project, _, line in cells[2:]}
 
 
-def block(width=8):
-    norms = {"norm1": nn.LayerNorm(width), "norm2": nn.LayerNorm(width)}
-    return Parts(**norms, attn=nn.Linear(width, width), mlp=nn.Linear(width, width))
+def block():
+    return Parts(norm1=nn.LayerNorm(8), norm2=nn.LayerNorm(8), attn=nn.Linear(8, 8), mlp=nn.Linear(8, 8))
 
 
-def blocks(count, width=8):
-    return nn.LayerList([block(width) for _ in range(count)])
+def blocks(count):
+    return nn.LayerList([block() for _ in range(count)])
 
 
 def vit(count, **more):
@@ -111,15 +111,7 @@ def clip_ratio(name):
 
 
 def convnext():
-    down = [nn.Sequential(nn.Conv2D(3, 8, 4, 4), nn.LayerNorm(8))]
-    down += [nn.Sequential(nn.LayerNorm(8), nn.Conv2D(8, 8, 2, 2)) for _ in range(3)]
-
-    def block():
-        return Parts(gamma=[8], depthwise_conv=nn.Conv2D(8, 8, 7, groups=8), norm=nn.LayerNorm(8), pw=nn.Linear(8, 8))
-
-    stages = [nn.Sequential(*[block() for _ in range(depth)]) for depth in (3, 3, 9, 3)]
-    body = Parts(downsample_layers=nn.LayerList(down), stages=nn.LayerList(stages), norm3=nn.LayerNorm(8))
-    return Parts(backbone=body, head=Parts(fc=nn.Linear(8, 2)))
+    return Parts(backbone=ConvNeXt((3, 3, 9, 3), (4, 4, 8, 8)), head=Parts(fc=nn.Linear(8, 2)))
 
 
 def convnext_ratio(name):

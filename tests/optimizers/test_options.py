@@ -109,7 +109,7 @@ def bad_values(span):
 @pytest.mark.parametrize(("name", "option"), EVERY_OPTION)
 @pytest.mark.parametrize("grouped", [False, True], ids=["", "in a group"])
 def test_a_bad_value_is_refused_with_its_name(name, option, grouped):
-    """The ranges themselves are in docs/options.md, which tests/tools/test_memory.py compares."""
+    """The ranges themselves are in docs/options.md, which tests/tools/test_cli.py compares."""
     how = REGISTRY[name].options[option]
     if grouped and not how.group:
         with pytest.raises(ValueError, match=rf"A parameter group may only have the keys .* Received: {option}$"):

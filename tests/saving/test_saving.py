@@ -1,4 +1,4 @@
-"""`save_optimizer` and `load_optimizer`: an exact resume, with schedule and scaler, in a plain file."""
+"""`save_optimizer` and `load_optimizer`: an exact resume, with schedule and scaler, in a plain file; sharded states."""
 
 import hashlib
 import itertools
@@ -12,6 +12,7 @@ import paddle
 import processes
 import pytest
 import safetensors.paddle
+from optimizer_cases import every_variant, make
 from paddle.optimizer import lr
 from saving_cases import ALL, CASES, HALF, PADDLES, UNTRAINED, Run, bits, digest, print_loaded, read, refused, same
 
@@ -257,9 +258,13 @@ def with_a_schedule_of_group(place, schedule=None):
     return model, ldopt.Lamb(0.01, parameters=groups), schedule
 
 
+WITHOUT = not hasattr(paddle.nn.Layer, "sharded_state_dict")
+with_sharded_states = pytest.mark.skipif(WITHOUT, reason="Paddle 3.2 has it first")
+
+
 @pytest.mark.parametrize("save, load", CALLS.values(), ids=CALLS)
 def test_the_schedule_of_a_group_is_saved(path, save, load):
-    if load is not ldopt.load_optimizer and not hasattr(paddle.nn.Layer, "sharded_state_dict"):
+    if load is not ldopt.load_optimizer and WITHOUT:
         pytest.skip("Paddle 3.2 has it first")
     (model, opt, schedule), (other_model, other, again) = (with_a_schedule_of_group(0) for _ in range(2))
     model(paddle.ones([2, 3])).mean().backward()
@@ -283,3 +288,66 @@ def test_schedules_of_other_groups_are_refused_or_stay(path):
     with pytest.warns(UserWarning, match="group_schedules"):
         ldopt.load_optimizer(path, other, other_model, strict=False)
     assert own() == 0.1
+
+
+def network():
+    """Return a matrix, which is also tied to a second name, a batch of matrices, a vector, a frozen vector."""
+    model = paddle.nn.Layer()
+    shapes = {"matrix": [4, 6], "batch": [2, 4, 6], "vector": [5], "frozen": [3]}
+    for name, shape in shapes.items():
+        setattr(model, name, model.create_parameter(shape))
+    model.frozen.stop_gradient = True
+    model.tied = paddle.nn.Layer()
+    model.tied.weight = model.matrix
+    return model
+
+
+def after_steps(variant, steps=1, **more):
+    paddle.seed(0)
+    model = network()
+    opt = make(variant, model.parameters(), **more)
+    for _ in range(steps):
+        for param in (model.matrix, model.batch, model.vector):
+            param.grad = paddle.ones_like(param) * 0.1
+        opt.step()
+    return model, opt
+
+
+@with_sharded_states
+@every_variant
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("prefix", [None, "mine"])
+def test_all_state_has_its_place(name, steps, prefix):
+    model, opt = after_steps(name, steps=steps, name=prefix)
+    found = opt.sharded_state_dict(model.sharded_state_dict())
+    expected = {}
+    for key, param in (("matrix", model.matrix), ("batch", model.batch), ("vector", model.vector)):
+        shape = tuple(param.shape)
+        shapes = {"element": shape, "row": shape[:-1], "column": (*shape[:-2], shape[-1]), "scalar": (1,)}
+        for name, state in opt.states_of(param).items():
+            expected[f"{key}.{name}_0"] = shapes[state.per]
+    assert {key: weight.global_shape for key, weight in found.items()} == expected
+    held = {id(value) for values in opt._accumulators.values() for value in values.values()}
+    for key, weight in found.items():
+        assert weight.key == key and weight.local_shape == weight.global_shape
+        assert weight.global_offset == (0,) * len(weight.global_shape) and not weight.is_flattened
+        assert id(weight.local_tensor) in held, "a load is to fill the optimizer's own tensors"
+
+
+@with_sharded_states
+@every_variant
+def test_shards_of_a_flattened_parameter(name):
+    model, opt = after_steps(name)
+    weights = model.sharded_state_dict()
+    elements = [key for key, state in opt.states_of(model.vector).items() if state.per == "element"]
+    for state in elements:  # what sharding makes of a slice: flat, and padded
+        opt._accumulators[state][model.vector.name] = paddle.arange(4, dtype="float32")
+    found = opt.sharded_state_dict(weights, {model.vector.name: (2, 5)})
+    assert {key.partition(".")[0] for key in found} == {"vector"}, "of the matrix there is nothing here"
+    for state in elements:
+        weight = found[f"vector.{state}_0"]
+        assert weight.is_flattened and weight.flattened_range == slice(2, 5)
+        np.testing.assert_array_equal(weight.local_tensor.numpy(), [0.0, 1.0, 2.0])
+        assert weight.global_shape == (5,)
+    with pytest.raises(ValueError, match=r"Received: 4 elements, not 5"):
+        opt.sharded_state_dict(weights)

@@ -60,21 +60,9 @@ def rms(array):
 
 
 def adafactor(
-    params,
-    grads,
-    ratios=1.0,
-    *,
-    lr=None,
-    eps=(1e-30, 1e-3),
-    clip_threshold=1.0,
-    decay_rate=-0.8,
-    beta1=None,
-    weight_decay=0.0,
-    scale_parameter=True,
-    relative_step=True,
-    warmup_init=False,
-    used=None,
-):
+    params, grads, ratios=1.0, *, lr=None, eps=(1e-30, 1e-3), clip_threshold=1.0, decay_rate=-0.8, beta1=None,
+    weight_decay=0.0, scale_parameter=True, relative_step=True, warmup_init=False, used=None,
+):  # fmt: skip
     """Train with Algorithms 4 and 5 of arXiv 1804.04235, the rate of each parameter scaled by its ratio.
 
     `used` gets the rates of each step.
@@ -105,22 +93,9 @@ def adafactor(
 
 
 def came(
-    params,
-    grads,
-    lr,
-    *,
-    eps=(1e-30, 1e-3, 1e-16),
-    clip_threshold=1.0,
-    decay_rate=0.8,
-    beta1=0.9,
-    beta2=None,
-    beta3=0.99,
-    weight_decay=0.0,
-    scale_parameter=False,
-    relative_step=False,
-    warmup_init=False,
-    loss_scale=1,
-):
+    params, grads, lr, *, eps=(1e-30, 1e-3, 1e-16), clip_threshold=1.0, decay_rate=0.8, beta1=0.9, beta2=None,
+    beta3=0.99, weight_decay=0.0, scale_parameter=False, relative_step=False, warmup_init=False, loss_scale=1,
+):  # fmt: skip
     """Train with Algorithm 2 of arXiv 2307.02047 and transformers' relative step, for which `lr` is 1.0."""
     x = {n: np.array(a, "float64") for n, a in params.items()}
     m, t = {n: np.zeros_like(a) for n, a in x.items()}, dict.fromkeys(x, 0)
@@ -145,21 +120,9 @@ def came(
 
 
 def adam_weight_decay(
-    params,
-    grads,
-    *,
-    lr,
-    beta_1=0.9,
-    beta_2=0.999,
-    epsilon=1e-7,
-    weight_decay_rate=0.0,
-    decayed=None,
-    amsgrad=False,
-    decay=0.0,
-    clipvalue=None,
-    clipnorm=None,
-    global_clipnorm=None,
-):
+    params, grads, *, lr, beta_1=0.9, beta_2=0.999, epsilon=1e-7, weight_decay_rate=0.0, decayed=None, amsgrad=False,
+    decay=0.0, clipvalue=None, clipnorm=None, global_clipnorm=None,
+):  # fmt: skip
     """Train as the documentation of Keras 2 says.
 
     `lr` is a rate or a function of the step from 1; `decayed` is a function of the name.

@@ -2,6 +2,7 @@
 
 import csv
 import types
+from unittest import mock
 
 import numpy as np
 import paddle
@@ -31,38 +32,20 @@ def train(folder, *callbacks, **kwargs):
     return common.watched(folder, *callbacks, **{**DECAYED, **common.checkpoint_format("plain"), **kwargs})
 
 
-class Listener:
-    """Notes the names of all events; may raise at the first step's end."""
-
-    def __init__(self, error=None):
-        self.events, self.error = [], error
-
-    def __getattr__(self, name):
-        if not name.startswith("on_"):
-            raise AttributeError(name)
-
-        def note(*args, **kwargs):
-            self.events.append(name)
-            if name == "on_step_end" and self.error:
-                raise self.error
-
-        return note
-
-
 def test_events_and_callbacks_are_the_plain_trainers(tmp_path):
     """As PaddleNLP's `test_event_flow` asks: the last callback but one is the user's, also after a failed training."""
     settings = {"logging_steps": 3, "save_steps": 2, "eval_steps": 2, "evaluation_strategy": "steps"}
     if common.FORMERS:  # its checkpoints fail with the second of Paddle's own AdamW in a process
         settings["save_strategy"] = "no"
-    flows = []
+    flows, events = [], [name for name in dir(common.TrainerCallback) if name.startswith("on_")]
     for cls in (common.Trainer, common.LdoptTrainer):
-        listener = Listener()
+        listener = mock.Mock(common.TrainerCallback, **{f"{event}.return_value": None for event in events})
         trainer = common.trainer(tmp_path / cls.__name__, cls=cls, callbacks=[listener], **settings)
         before = list(trainer.callback_handler.callbacks)
         trainer.train()
         assert trainer.callback_handler.callbacks == before and before[-2] is listener
-        flows.append(list(listener.events))
-        listener.error = RuntimeError("stopped")
+        flows.append([event for event, *_ in listener.method_calls])
+        listener.on_step_end.side_effect = RuntimeError("stopped")
         with pytest.raises(RuntimeError, match="stopped"):
             trainer.train()
         assert trainer.callback_handler.callbacks == before
@@ -277,10 +260,8 @@ def test_reading_writes_nothing(tmp_path, name, stepped):
 
 
 def test_the_schedule_of_a_group_with_its_own_rate_is_not_shown(tmp_path):
-    model = common.tiny_model()
+    model, schedule = common.tiny_model(), ldopt.get_scheduler("linear", 1e-2, 0, 4)
     groups = [{"params": model.parameters()[:-2]}, {"params": model.parameters()[-2:], "lr": 1e-4}]
-    schedule = ldopt.get_scheduler("linear", 1e-2, 0, 4)
-    trainer = common.trainer(tmp_path, model, (ldopt.Lamb(schedule, parameters=groups), schedule))
-    trainer.add_callback(ScheduleCallback(tmp_path / "schedule.svg", ldopt.LayerMap.from_model(model)))
+    given = {"model": model, "optimizers": (ldopt.Lamb(schedule, parameters=groups), schedule)}
     with pytest.raises(ValueError, match="use LayerLRCallback"):
-        trainer.train()
+        common.watched(tmp_path, ScheduleCallback(tmp_path / "schedule.svg"), **given)

@@ -170,13 +170,3 @@ def test_without_them_nothing_changes(tmp_path):
 def test_values_that_do_not_fit(tmp_path, asked, message):
     with pytest.raises(ValueError, match=message):
         common.arguments(tmp_path, Arguments, **asked)
-
-
-def test_parts_that_the_model_lacks(tmp_path):
-    for asked, message in (
-        ({"vit_lr_ratio": 0.5}, "The model has no blocks in a part of this name.*Received: towers='vision_model'"),
-        ({"moe_gate_lr_ratio": 0.01}, "matches no parameter.*Received: pattern='.*gate"),
-    ):
-        args = common.arguments(tmp_path, Arguments, **asked)
-        with pytest.raises(ValueError, match=message):
-            common.trainer(tmp_path, cls=Trainer, args=args).train()
