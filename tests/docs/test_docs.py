@@ -216,6 +216,14 @@ def test_the_tests_run_on_every_supported_python():
     assert matrix["paddle"] == ["3.1", "3.2", "3.3"]
 
 
+def test_wheels_are_built_for_every_platform():
+    text = (GITHUB / "workflows" / "wheels.yml").read_text(encoding="utf-8")
+    built = yaml.safe_load(text)["jobs"]["wheels"]["strategy"]["matrix"]["include"]
+    assert {row["platform"].split("-")[0] for row in built} == {"linux", "macos", "windows"}
+    assert {"x86_64", "aarch64"} <= {row["archs"] for row in built}
+    assert text.count("# not tried") == sum(row["smoke"] == "no" for row in built) == 3
+
+
 @pytest.mark.parametrize("path", [*GITHUB.rglob("*.yml"), *(ROOT / page for page in PAGES)], ids=lambda path: path.name)
 def test_commands_are_targets_of_the_makefile(path):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
