@@ -220,7 +220,8 @@ class OneStep(LayerRates):
     def _rows(self, pairs: Pairs) -> Rows:
         """Return the rows of pairs whose ratio is not 0, with their state created and their masters up to date."""
         rows, ratios = Rows([], [], [], [], [], []), self.ratios
-        grouped, no_group = bool(self._parameter_list) and isinstance(self._parameter_list[0], dict), Values()
+        grouped = bool(self._groups) or isinstance((self._parameter_list or [None])[0], dict)  # Muon makes groups
+        no_group = Values()
         of_group: dict[Any, int] = {}  # (group, whether it decays) -> variant
         of_values: dict[Any, int] = {}  # equal groups have one variant
         for param, grad in pairs:
