@@ -67,10 +67,15 @@ def count_writes() -> contextlib.ExitStack:
     """Count the writes that Paddle does not record, also through views, for `write_of`, until the result is closed."""
     ends, initializer = contextlib.ExitStack(), paddle.nn.initializer.Initializer
     writers: Any = (paddle.Tensor, "set_value", 0), (paddle.Tensor, "copy_", 0), (initializer, "__call__", 1)
+
+    def restore(cls: Any, name: str, counted: Any) -> None:
+        if getattr(cls, name) is counted:  # not patched again, perhaps for ever
+            setattr(cls, name, counted.__wrapped__)
+
     for cls, name, place in writers:
-        write = getattr(cls, name)
-        setattr(cls, name, _counted(write, place))
-        ends.callback(setattr, cls, name, write)
+        counted = _counted(getattr(cls, name), place)
+        setattr(cls, name, counted)
+        ends.callback(restore, cls, name, counted)
     return ends
 
 

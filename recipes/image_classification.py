@@ -88,6 +88,7 @@ def hub_images(data, split, notes):
     image, label = (next((n for n in names if n in data[0]), None) for names in (("image", "img"), ("label", "labels")))
     if image is None or label is None:
         raise error("The columns `label` and `image` or `img` are required.", split=split, has=list(data[0]))
+    notes.rows += len(data)
     return [(np.array(row[image]), str(row[label])) for row in data]
 
 

@@ -26,7 +26,7 @@ from common.rows import rows_of_columns
 from common.start import entry_point
 
 BATCH = 32  # inputs
-TAGGED = re.compile(r"(\S+[ \t]+)+[A-Z]+([-_]\S+)?\s*$")  # a word and its tag
+TAGGED = re.compile(r"\S+([ \t]+\S+)*[ \t]+(O|[BIMESLU][-_]\S+)\s*$")  # a word and its tag
 
 
 def read_inputs(args, expected, notes):
@@ -43,16 +43,17 @@ def read_inputs(args, expected, notes):
     wanted, prompts = {name: getattr(args, name) for name in ("text_column", "text_pair_column")[:width]}, ()
     if expected["recipe"] in ("seq2seq", "language_model_sft"):  # a text is written for each prompt
         trained_on, prompts = {"text_column": trained_on.get("source_field")}, USUAL_NAMES["source_field"]
-    plain = path.suffix.lower() not in SUFFIXES or path.suffix.lower() == ".txt"
-    if plain and {args.has_header, *wanted.values()} == {None}:
+    if path.suffix.lower() not in {*SUFFIXES} - {".txt"} and {args.has_header, *wanted.values()} == {None}:
         text = decode(path, args.encoding)
         lines = [line for line in text.split("\n") if line.strip()]
-        if expected["recipe"] == "token_classification" and 2 * len(list(filter(TAGGED.match, lines))) > len(lines):
+        tagged = len(list(filter(TAGGED.match, lines))) if expected["recipe"] == "token_classification" else 0
+        if path.is_file() and 2 * tagged > len(lines):
             print(f"{path} has tagged words: their tags are not read.", file=sys.stderr)
             return [(" ".join(words),) for words, _ in read_tagged(path, encoding=args.encoding, notes=notes)]
-        if width == 2 or not (lines and path.is_file()) or any("\t" not in line for line in lines):
+        column = wanted["text_column"] = trained_on.get("text_column")
+        tabbed = path.is_file() and width == 1 and lines and all("\t" in line for line in lines)
+        if not tabbed or (column and not column.isdigit() and column not in lines[0].split("\t")):
             return _lines(io.StringIO(text), width, path, notes)
-        wanted["text_column"] = trained_on.get("text_column")
     likely = [name for name in map(trained_on.get, wanted) if name and not name.isdigit()]
     names, table = read_table(path, wanted, args.has_header, args.encoding, [*likely, *prompts])
     if expected["recipe"] == "language_model_sft" and (talks := talks_of(names, table, path)):
@@ -122,11 +123,9 @@ def say(argv):
     parser.add_argument("inputs", nargs="*", metavar="input", help="texts, or paths of images")
     parser.add_argument("--input", type=Path, metavar="FILE", help="read inputs from a file")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write a .jsonl file, or a .csv file for Excel")
-    column = "column of the text in the file: name, or number from 0; by default as in the training"
-    parser.add_argument("--text_column", help=column)
+    parser.add_argument("--text_column", help="column of the text: name, or number from 0; default: as in the training")
     parser.add_argument("--text_pair_column", help="column of the second text of a pair")
-    header = "true or false: whether the file has column names; detected by default"
-    parser.add_argument("--has_header", type=lambda text: json.loads(text.lower()), help=header)
+    parser.add_argument("--has_header", type=lambda text: json.loads(text.lower()), help="true or false; else detected")
     parser.add_argument("--encoding", help="encoding of the file; detected by default")
     args = parser.parse_intermixed_args(argv)
     if bool(args.inputs) == bool(args.input):

@@ -144,7 +144,7 @@ def bind_hook(hook: Any, layerwise_decay: float, name_dict: Names, n_layers: int
 # ---- optimizers
 
 
-def ratios_of(layers: Any, layerwise_decay: Any) -> dict[str, float]:
+def ratios_of(layers: Any, layerwise_decay: Any, stacklevel: int) -> dict[str, float]:
     """Return ``param.name`` -> ratio of the parameters in a LayerMap."""
     if not hasattr(layers, "ratios") or isinstance(layers, type):
         raise refusal(TypeError, "`layers` must be a LayerMap.", f"layers={type(layers).__name__}")
@@ -155,7 +155,7 @@ def ratios_of(layers: Any, layerwise_decay: Any) -> dict[str, float]:
     if as_decay(layerwise_decay).preserve_mean and (frozen := layers.frozen_blocks(ratios)):
         effect = "Blocks whose parameters are all frozen count in the mean of `preserve_mean`, so the others"
         advice = "train faster: freeze them by `freeze_below`, or leave `preserve_mean` out."
-        warnings.warn(problem(f"{effect} {advice}", frozen=first_few(frozen)), stacklevel=5)
+        warnings.warn(problem(f"{effect} {advice}", frozen=first_few(frozen)), stacklevel=stacklevel)
     return {tensor: ratios[name] for tensor, name in layers.name_dict.items()}
 
 
@@ -167,7 +167,7 @@ class LayerRates(LayerwiseInterface, Optimizer):
     _dtype: Any  # Paddle's: type of the rate
 
     def set_layers(self, layers: Any, layerwise_decay: Any) -> None:
-        self.ratios = ratios_of(layers, layerwise_decay)
+        self.ratios = ratios_of(layers, layerwise_decay, stacklevel=5)
         self.layers, self.decay, self.structured_names = layers, as_decay(layerwise_decay), layers.name_dict
         self.n_layers = layers.n_layers
 
@@ -239,7 +239,7 @@ def apply_layerwise_decay(optimizer: Optimizer, layers: Any, layerwise_decay: Un
     if has_single_lr(plain):
         wrong = f"{name} is not supported: it has no learning rate per parameter and would ignore a layer-wise decay."
         raise refusal(TypeError, f"{wrong} Use another optimizer.", f"optimizer={name}")
-    ratios, decay = ratios_of(layers, layerwise_decay), as_decay(layerwise_decay)
+    ratios, decay = ratios_of(layers, layerwise_decay, stacklevel=3), as_decay(layerwise_decay)
     for param in parameters_of(inner):
         layers.name_of(param.name)  # raises if the map lacks it
     warn_of_absolute_rates(inner._param_groups or [])

@@ -225,12 +225,7 @@ class StopOnSigterm(Callback):
 
     def __enter__(self) -> "StopOnSigterm":
         self.asked = self._agreed = False
-
-        def ask(*_: Any) -> None:
-            self.asked = True
-            signal.signal(signal.SIGTERM, self._before)  # a second signal does not wait for a step
-
-        self._before = signal.signal(signal.SIGTERM, ask)
+        self._before = signal.signal(signal.SIGTERM, self.on_signal)
         return self
 
     def __exit__(self, error: Any, *_: Any) -> None:
@@ -238,6 +233,10 @@ class StopOnSigterm(Callback):
         signal.signal(signal.SIGTERM, self._before)
         if self.asked and error is not SystemExit:
             os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_signal(self, *_: Any) -> None:
+        self.asked = True
+        signal.signal(signal.SIGTERM, self._before)  # a second signal does not wait for a step
 
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         self._agreed = self.asked

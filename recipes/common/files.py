@@ -116,7 +116,7 @@ def _detect(data):
 def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=None):
     """Return the column names of a file, or their positions, and (place, cells); `likely` names are in a header."""
     suffix, text, records = path.suffix.lower(), decode(path, encoding, notes), []
-    if suffix == ".txt" and list(wanted.values()) == [None] and not has_header:  # a column that is given is a table's
+    if suffix == ".txt" and len(wanted) == 1 and not (has_header or ("\t" in text and any(wanted.values()))):
         lines = enumerate(map(str.strip, text.split("\n")), 1)
         return ["0"], [(f"Line {number}", [line]) for number, line in lines if line]
     try:
@@ -216,10 +216,10 @@ def _has_header(records, wanted, likely, path):
     named = [NAMES.fullmatch("\t".join(cells)) for cells in rows]
     lengths = [len("".join(cells)) for cells in rows]
     new = named[0] and width > 1 and not any(cell in column[1:] for cell, column in zip(first, zip(*rows)))
-    unlike = (len(rows) > 10 and named.count(None) == len(rows) - 1) or 2 * lengths[0] < statistics.median(lengths)
+    unlike = len(rows) > 10 and (named.count(None) == len(rows) - 1 or 2 * lengths[0] < statistics.median(lengths))
     if (unique and not is_number(labels[0])) or (new and unlike and set(wanted.values()) == {None}):
         options = " and ".join(f"`--{name}`" for name in needed)
-        instead = "`--has_header False`" if "label_column" in wanted else "their numbers, from 0"
+        instead = "`--has_header False`" if "label_column" in wanted else "the columns' numbers, from 0"
         advice = f"choose columns with {options}; if it is a row, pass {instead}"
         raise error(f"The first row may hold column names, {str(first)[:200]}: {advice}.", source=path, has_header=None)
     return False

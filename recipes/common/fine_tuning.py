@@ -110,7 +110,7 @@ class StopWithCheckpoint(StopOnSigterm):
 
     def __enter__(self):
         super().__enter__()
-        self._before_interrupt = signal.signal(signal.SIGINT, self._note)
+        self._before_interrupt = signal.signal(signal.SIGINT, self.on_signal)
         return self
 
     def __exit__(self, kind, *rest):
@@ -119,8 +119,8 @@ class StopWithCheckpoint(StopOnSigterm):
             self.asked = False
         super().__exit__(kind, *rest)
 
-    def _note(self, number, *_):
-        super()._note()
+    def on_signal(self, number, *_):
+        super().on_signal()
         for each in (signal.SIGINT, signal.SIGTERM):  # a second signal also ends a step that hangs
             signal.signal(each, signal.SIG_DFL)
         self.number, name = number, "Ctrl-C" if number == signal.SIGINT else "SIGTERM"

@@ -35,8 +35,9 @@ def load_pairs(options, own, conversations=False):
     def rows(names, table, source, notes, wanted=given):
         notes.unread.update(set(names) & UNREAD if conversations else ())
         refused = REFUSED if conversations else {**TALKS, **REFUSED}
-        for name in (name for name in names if name in refused and options.target_field is None):
-            raise error(f"{refused[name]}.", source=source, columns=names)
+        for i, name in enumerate(names if options.target_field is None else ()):
+            if name in refused and any(c[i] if name == "rejected" else isinstance(c[i], list) for _, c in table):
+                raise error(f"{refused[name]}.", source=source, columns=names)
         if {"instruction", "input", "output"} <= set(names) and options.source_field is None:
             notes.unread.update(set(names) & {"system"})
             names, table = with_prompts(names, table)

@@ -119,12 +119,11 @@ def split_files(path, suffixes):
         return {"train": path}
     found, inside = {}, [file for file in sorted(path.iterdir()) if file.is_file() and file.suffix.lower() in suffixes]
     for split, stems in STEMS.items():
-        files = [file for file in inside if {file.name.split(".")[0], file.suffix[1:].lower()} & {*stems}]
+        files = [file.name for file in inside if {file.name.split(".")[0], file.suffix[1:].lower()} & {*stems}]
         if len(files) > 1 or (split == "train" and not files):
-            names = [file.name for file in files]
-            raise error(f"The folder must have one {split} file ({', '.join(suffixes)}), not {names}.", source=path)
+            raise error(f"The folder must have one {split} file ({', '.join(suffixes)}), not {files}.", source=path)
         if files:
-            found[split] = files[0]
+            found[split] = path / files[0]
     return found
 
 
@@ -143,7 +142,7 @@ def rows_of_columns(names, table, wanted, source, notes, others=()):
     rows, dropped = [], []
     for place, cells in table:
         if any(isinstance(cells[i], (list, dict)) for option, i in columns.items() if option != "label_column"):
-            raise error(f"{place}: a text is a list; language_model_sft.py alone reads conversations.", source=source)
+            raise error(f"{place}: a text is a list or a dict.", source=source)
         lacking = [option for option, i in columns.items() if cells[i] is None or str(cells[i]).strip() in ("", "nan")]
         if lacking:
             dropped.append((place, lacking[0].rpartition("_")[0].replace("_", " ")))

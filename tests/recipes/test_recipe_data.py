@@ -246,7 +246,7 @@ MISTAKES = {  # name: (files, source, options, what the message says)
     "unique labels": of_file("a.tsv", UNIQUE, "60 of 60 rows have a unique .*label_column='1'", has_header=False),
     "one name twice": of_file("a.csv", "text,label,text\na,b,c\n", r"the same name: \['text'\]"),
     "pair in train alone": (PAIR_IN_TRAIN, ".", {}, "need the columns of the training rows"),
-    "text is a list": of_file("a.jsonl", '{"text": ["a"], "label": 1}', "Row 1: a text is a list; language_model_sft"),
+    "text is a list": of_file("a.jsonl", '{"text": ["a"], "label": 1}', "Row 1: a text is a list or a dict"),
     "no label": of_file("a.jsonl", '{"sentence1": "a", "sentence2": "b", "idx": 1}', "Name .* with `--label_column`"),
     "constant first column": of_file("a.tsv", THREE, r"with `--text_column`. Valid: \['0', '1', '2'\]"),
     "four unknown names": of_file("a.csv", UNKNOWN, r"\['id', 'body', 'by', 'stars'\]: .*`--text_column` and `--label"),

@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import pytest
 from common import predictors, rows
+from common.files import Notes
 from paddlenlp.transformers import CLIPVisionConfig, CLIPVisionModel
 from PIL import Image
 
@@ -60,10 +61,10 @@ def test_images_of_a_hub():
         label_list = ["cat", "dog"]
 
     grey = Image.new("L", (2, 2), 7)
-    (row,) = image_classification.hub_images(rows.records_of(Data([{"img": grey, "label": 1}])), "train", None)
+    (row,) = image_classification.hub_images(rows.records_of(Data([{"img": grey, "label": 1}])), "train", Notes())
     assert row[1] == "dog" and row[0].tolist() == [[7, 7], [7, 7]]
     with pytest.raises(ValueError, match="are required"):
-        image_classification.hub_images([{"text": "x"}], "train", None)
+        image_classification.hub_images([{"text": "x"}], "train", Notes())
 
 
 def test_the_pretrained_weights_are_those_that_fine_tuning_begins_with(monkeypatch):

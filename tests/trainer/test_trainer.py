@@ -329,7 +329,7 @@ def test_a_second_training_keeps_the_optimizer_of_the_first(tmp_path):
 def test_an_optimizer_that_only_a_subclass_knows(tmp_path, monkeypatch):
     # the Trainer's enum has the name, and the Trainer no optimizer for it
     others = {name: info for name, info in REGISTRY.items() if name != "adafactor"}
-    for module in ("arguments", "rates"):
+    for module in ("arguments", "mixin"):
         monkeypatch.setattr(f"paddle_ldopt.trainer.{module}.REGISTRY", others)
 
     class Theirs(common.Trainer):
