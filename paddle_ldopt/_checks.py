@@ -156,14 +156,14 @@ def checked_callable(value: Any, argument: str, expected: str = "callable") -> N
 def checked_patterns(value: Any, argument: str, values: str) -> dict[str, Any]:
     """Return a dict from regular expressions to `values` (in words)."""
     if not isinstance(value, dict):
-        problem = f"`{argument}` must be a dict from regular expressions to {values}."
-        raise refusal(TypeError, problem, **{argument: value})
+        wrong = f"`{argument}` must be a dict from regular expressions to {values}."
+        raise refusal(TypeError, wrong, **{argument: value})
     for pattern in value:
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
-            problem = f"The keys of `{argument}` must be regular expressions ({error})."
-            raise refusal(ValueError, problem, pattern=pattern) from error
+            wrong = f"The keys of `{argument}` must be regular expressions ({error})."
+            raise refusal(ValueError, wrong, pattern=pattern) from error
     return value
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import paddle
 import safetensors
-from paddle.nn import Layer
+from paddle.nn import Layer as Sublayer
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import CosineAnnealingWarmRestarts, LRScheduler
 
@@ -41,7 +41,12 @@ class StateForm(NamedTuple):
 
 
 def save_optimizer(
-    path: Path, optimizer: Optimizer, model: Optional[Layer] = None, *, scaler: Any = None, step: Optional[int] = None
+    path: Path,
+    optimizer: Optimizer,
+    model: Optional[Sublayer] = None,
+    *,
+    scaler: Any = None,
+    step: Optional[int] = None,
 ) -> None:
     """Save an optimizer's state in a safetensors file: no pickle, and a checksum.
 
@@ -125,7 +130,7 @@ class LoadReport:
 
 
 def load_optimizer(
-    path: Path, optimizer: Optimizer, model: Optional[Layer] = None, *, scaler: Any = None, strict: bool = True
+    path: Path, optimizer: Optimizer, model: Optional[Sublayer] = None, *, scaler: Any = None, strict: bool = True
 ) -> LoadReport:
     """Load a file of `save_optimizer` into an optimizer, completely or not at all.
 
@@ -340,7 +345,7 @@ def _whole_optimizer(optimizer: Optimizer) -> Optimizer:
     return inner
 
 
-def _names_in_file(optimizer: Optimizer, model: Optional[Layer] = None) -> tuple[dict[str, str], str]:
+def _names_in_file(optimizer: Optimizer, model: Optional[Sublayer] = None) -> tuple[dict[str, str], str]:
     """Return ``param.name`` -> name in a file, and "structured" or "paddle", whose names these are."""
     known = optimizer.structured_names
     if model is not None:

@@ -167,6 +167,8 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
     def prepared(self, rows: Rows) -> Callable[[Optional[float]], None]:
         """Paddle's AdamW kernel, or the rule if no kernel is exact."""
         inputs, rates, by_rule, update_by_rule = [], dict[Any, Any](), list[int](), None
+        moment2_max = found_inf = None
+        lr_ratio, with_decay, smallest_parallel, global_powers, amsgrad = 1.0, True, 1000, False, False  # as in Paddle
         tables = [self._accumulators.get(self.state_key(name), {}) for name in self.states({}, ())]
         for i, (param, grad, scale, variant) in enumerate(zip(*rows[:4])):
             name, double, master = param.name, False, None
@@ -192,9 +194,10 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             if key not in rates:
                 number = np.float64 if double else np.float32
                 rates[key] = paddle.full([], float(number(rows.rates[variant]) * number(scale)), number.__name__)
-            numbers = options["beta1"], options["beta2"], options["epsilon"], 1.0, options["weight_decay"], True
-            more = options["lazy_mode"], 1000, master is not None, False, False
-            inputs.append((param, grad, rates[key], *state[:2], None, *state[2:], master, None, *numbers, *more))
+            tensors = param, grad, rates[key], *state[:2], moment2_max, *state[2:], master, found_inf
+            numbers = options["beta1"], options["beta2"], options["epsilon"], lr_ratio, options["weight_decay"]
+            flags = with_decay, options["lazy_mode"], smallest_parallel, master is not None, global_powers, amsgrad
+            inputs.append((*tensors, *numbers, *flags))
         if by_rule:
             names = ("beta1", "beta2", "epsilon", "weight_decay")
             plain = [{name: chosen[name] for name in names} for chosen in rows.options]

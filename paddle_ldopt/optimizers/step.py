@@ -73,6 +73,15 @@ class OneStep(LayerRates):
     taken: Optional[float] = None  # number of steps so far; None: to be read from the state
     _count_in_loop: Optional[float] = None  # the number of the running step in Paddle's loop
 
+    # of `LayerwiseOptimizer`; the last two have methods of their own in `AdamWDL`
+    values_now: Callable[[Values], tuple[Values, float]]  # of a group: its options and its rate in this step
+    group_of: Callable[[Tensor], Values]
+    steps_taken: Callable[[], float]
+    check_graph: Callable[[list[Tensor]], None]  # raises before a static graph gets operations
+    refuse_groups: Callable[[], None]
+    prepared: Callable[[Rows], Callable[[Optional[float]], None]]  # checks rows, returns their update by Paddle
+    _append_to_graph: Callable[[Any, Any], Any]
+
     # ---- where a step enters
 
     def step(self) -> None:
