@@ -52,7 +52,8 @@ class LossScaler:
             raise refusal(ValueError, "The state must be of the same windows.", window_index=counts["window_index"])
         self._state = {"loss_scale": scale, **counts}
 
-    load_state_dict = set_state_dict
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.set_state_dict(state_dict)  # a subclass may have its own
 
 
 class FixedLossScaler(LossScaler):

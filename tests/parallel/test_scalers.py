@@ -191,7 +191,7 @@ def test_paddles_scaler_gets_our_overflows(monkeypatch, capsys):
     assert scaler.scale(paddle.to_tensor([2.0])).tolist() == [512.0]
     other = as_scaler(again)
     scaler.update(True)
-    other.set_state_dict(scaler.state_dict())
+    other.load_state_dict(scaler.state_dict())
     for each in (scaler, other):
         each.update(True)
         assert each.get_loss_scale() == 128.0
