@@ -181,9 +181,13 @@ class LayerwiseOptimizer(OneStep):
 
     def group_of(self, param: Tensor) -> Values:
         if param.name not in self._groups:
-            if not self._parameter_list or not isinstance(self._parameter_list[0], dict):
+            grouped = self._parameter_list and isinstance(self._parameter_list[0], dict)
+            if not grouped and not self._groups:
                 return {}
-            self._groups = {param.name: group for group in self._param_groups for param in group["params"]}
+            listed = {param.name: group for group in self._param_groups if grouped for param in group["params"]}
+            self._groups = {**listed, **self._groups}
+        if param.name not in self._groups:
+            raise refusal(ValueError, "The optimizer was not built with this parameter.", f"'{param.name}'")
         return self._groups[param.name]
 
     def _add_param_group(self, param_group: Values) -> None:

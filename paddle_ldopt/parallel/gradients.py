@@ -168,7 +168,7 @@ class Gradients:
 
     def local_norms(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         params = self.parameters()
-        squares = [_square_sum(_gradient_of(param)) for param in params]
+        squares = [_square_sum(_gradient_of(param)) for param in params] or [paddle.zeros([0])]  # of a frozen stage
         return paddle.concat(squares).sqrt(), paddle.to_tensor([param.size for param in params], dtype="int64")
 
     def reduce(self) -> None:
@@ -179,7 +179,7 @@ class Gradients:
             params = [param for param in params if not _is_expert(param)]
         if not groups.has_slices:  # slices have buffers, so none is missing
             anywhere = paddle.to_tensor([_gradient_of(param) is not None for param in params], dtype="int32")
-            for group in groups.data_groups:
+            for group in groups.data_groups if params else ():  # of a frozen stage, none anywhere
                 dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=group)
             params = [param for param, is_present in zip(params, anywhere.tolist()) if is_present]
             for param in params:

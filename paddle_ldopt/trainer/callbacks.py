@@ -101,7 +101,7 @@ class ScheduleCallback(Callback):
     def on_train_begin(self, args: Args, state: State, control: Control, optimizer: Any = None, **kwargs: Any) -> None:
         lr_scheduler, interface = kwargs.get("lr_scheduler"), layerwise_interface(optimizer)
         unknown = interface.sets_own_lr or interface.scales_lr
-        unknown = unknown or any("lr" in group for group in groups_by_name(unwrap(optimizer)).values())
+        unknown = unknown or any(group.get("lr") is not None for group in groups_by_name(unwrap(optimizer)).values())
         rates = None if unknown else rates_of(lr_scheduler, state.max_steps)
         if rates is None:
             message = "ScheduleCallback cannot show the rates before training: use LayerLRCallback, which logs them."

@@ -139,10 +139,11 @@ def trained(names, frozen, **degrees):
     hcg = start_fleet(**degrees, accumulate_steps=cases.MICRO_BATCHES, micro_batch_size=cases.SIZE) if degrees else None
     found = {}
     for name in names:
-        network, step = cases.build(hcg, "staged" if degrees else "whole", name, frozen=frozen)
+        network, step = cases.build(hcg, "staged" if degrees else "whole", name, frozen=frozen, local_norm=True)
         start = cases.values(network)
         for number in range(3):
-            step(*cases.tensors(cases.batch(number)))
+            output = step(*cases.tensors(cases.batch(number)))
+        assert output.local_norm.shape == output.size.shape == [sum(not p.stop_gradient for p in network.parameters())]
         end = cases.values(network)
         moved = [key for key in end if key.startswith(frozen) and not np.array_equal(start[key], end[key])]
         found[name] = end, moved

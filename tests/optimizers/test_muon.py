@@ -79,6 +79,17 @@ def test_groups_route_before_the_layers_and_stay_alive():
     assert opt.group_of(model.blocks[0].linear1.weight)["weight_decay"] == 0.5
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_parameter_of_another_model_is_refused_and_the_routes_stay(grouped):
+    model, other = Net(), paddle.create_parameter([2, 2], "float32")
+    params = [{"params": part.parameters()} for part in (model.embed, model.blocks, model.head)]
+    opt = ldopt.create("muon", model, learning_rate=0.1, example=TOKENS, groups=params if grouped else None)
+    routed = matrices_of(model, opt)
+    with pytest.raises(ValueError, match=f"not built with this parameter. Received: '{other.name}'"):
+        opt.uses_muon(other)
+    assert matrices_of(model, opt) == routed
+
+
 def test_a_static_graph_is_refused():
     with static_graph(), pytest.raises(RuntimeError, match="dygraph only"):
         ldopt.Muon(0.1, use_muon=lambda p: True)
