@@ -201,11 +201,15 @@ class GradientAccumulator:
         slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
         experts = {place for place, param in enumerate(self._parameters or []) if getattr(param, "no_sync", False)}
         part = _Part(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight, experts)
+        if self._count == 0:  # what it knows is of an earlier cycle
+            part = _Part(self.reduction, None, None, [], [], 0, self._weight, set())
         parts = gathered(part, group)
         _check_parts(parts)
         called = [part for part in parts if part.slots]
-        sums = self._sums or [None] * len(called[0].slots)
-        received = self._received or [False] * len(sums)
+        sums = self._sums if part.slots else [None] * len(called[0].slots)
+        received = self._received if part.slots else [False] * len(sums)
+        if not part.slots and self._names != called[0].names:
+            self._parameters = None
         local = {place for part in called for place in part.experts}
         for place, column in enumerate(zip(*(part.slots for part in called))):
             slot = next(filter(None, column), None)  # None: no process has a gradient

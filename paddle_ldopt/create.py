@@ -63,8 +63,9 @@ def build_optimizer(
     arguments = {**arguments, **_parameters(model, groups, arguments)}
     given: Any = arguments.get("parameters", arguments.get("params"))
     grouped = isinstance(given, (list, tuple)) and any(isinstance(item, dict) for item in given)
-    if model is not None and not grouped and not arguments.get(info.own_exclusion):
-        arguments.setdefault("apply_decay_param_fun", _decayed(info, model, layers, arguments))
+    excludes = arguments.get("apply_decay_param_fun") is not None or arguments.get(info.own_exclusion)
+    if model is not None and not grouped and not excludes:
+        arguments["apply_decay_param_fun"] = _decayed(info, model, layers, arguments)
     if checked_number(max_grad_norm, "max_grad_norm") > 0:
         clip = arguments.get("grad_clip")
         if clip is not None:

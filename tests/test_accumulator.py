@@ -279,6 +279,16 @@ def worker():
     accumulator.synchronize()
     accumulator.write_gradients()
     out["part"] = {name: param.grad.numpy() for name, param in model.named_parameters()}
+    accumulator = GradientAccumulator("mean")
+    for frozen in (True, False):  # in the second cycle, a process without micro-batches knows the first alone
+        model[2].weight.stop_gradient = frozen
+        if frozen or rank == 0:
+            backward(model, batches()[0])
+            accumulator(model)
+        accumulator.synchronize()
+        accumulator.write_gradients(model)
+        out["unfrozen"] = model[2].weight.grad is not None
+        accumulator.reset()
     accumulator = GradientAccumulator()
     accumulator([tensor(40000.0 + 64 * rank, dtype="float16")])
     accumulator.synchronize()
@@ -339,7 +349,7 @@ def test_two_processes_that_differ(two_processes):
     for out, seen in two_processes:
         for name, param in model.named_parameters():
             np.testing.assert_allclose(out["part"][name], param.grad.numpy() / 2, rtol=1e-5, atol=1e-6)
-        assert out["float16"] == [80064.0]
+        assert out["unfrozen"] and out["float16"] == [80064.0]
         assert out["padding"] == [3.0]
         assert "Call the accumulator first" in seen["no call"]
         assert re.search("same gradients.*'2.weight' in one only of processes 0 and 1", seen["frozen"])

@@ -228,4 +228,5 @@ class AdafactorSchedule(LRScheduler):
     def state_keys(self) -> None:
         self.keys = ["last_epoch", "last_lr", "last_lrs"]
 
-    load_state_dict = LRScheduler.set_state_dict
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.set_state_dict(state_dict)

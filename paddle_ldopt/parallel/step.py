@@ -323,4 +323,5 @@ class PipelineWithLossScale:
         self.scaler.set_state_dict(checked_state(state_dict).get("scaler", state_dict))
         self._epochs, self._gradients.moving = {}, False
 
-    load_state_dict = set_state_dict
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.set_state_dict(state_dict)

@@ -32,6 +32,8 @@ def estimate(
     """
     optimizer_class(optimizer)  # raises for an unknown one
     info, size, state = REGISTRY[optimizer], sum(map(math.prod, shapes.values())), 0
+    names = {info.setting(name): name for name in info.options}  # those of `create` -> the class's
+    options = {names.get(name, name): value for name, value in options.items()}
     checked_options(options, info.options, optimizer)
     item = ITEMSIZE[checked_choice(dtype, "dtype", ITEMSIZE)]
     with warnings.catch_warnings():

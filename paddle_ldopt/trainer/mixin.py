@@ -43,8 +43,9 @@ from .stages import from_all_stages, layers_of_trainer
 class LdoptTrainerMixin(ResumeMixin):
     """A Trainer that uses the arguments of `LdoptArgumentsMixin` and resumes as with `ResumeMixin`.
 
-    - Every optimizer, ours or the Trainer's, gets the layer-wise rates. Biases and norms have no weight decay. Groups
-      of `set_optimizer_grouped_parameters` set their own; their "learning_rate" multiplies the layer's ratio.
+    - Every optimizer, ours or the Trainer's, gets the layer-wise rates. Biases and norms have no weight decay; the
+      Trainer tells them by name. Groups of `set_optimizer_grouped_parameters` set their own; their "learning_rate"
+      multiplies the layer's ratio.
     - A schedule that follows a metric takes a step after each evaluation, before the checkpoint.
     - ``layerwise_freeze_below`` sets `stop_gradient`, so backward passes end at the frozen layers.
     - With ``optimizers=(opt, scheduler)``, `scheduler` must be the schedule of `opt`, or None if `opt` sets its rate
@@ -80,6 +81,7 @@ class LdoptTrainerMixin(ResumeMixin):
     lr_scheduler: Any
 
     _own_optimizer: Any = None  # built by us, without a wrapper
+    _frozen: Any = ()  # parameters frozen by us
     _own_schedule: Any = None  # built by us or the Trainer
     _record: Record  # of the current training
     _other_metrics: Any = None  # metrics of an evaluation, until the schedule's is among them
@@ -160,10 +162,13 @@ class LdoptTrainerMixin(ResumeMixin):
         return self.optimizer
 
     def _freeze(self, layers: LayerMap, decay: LayerDecay) -> None:
+        for param in self._frozen:  # by the decay of an earlier training
+            param.stop_gradient = False
         params, ratios = self.model.parameters(), layers.ratios(decay)
         frozen = [p for p in params if not p.stop_gradient and ratios[layers.name_of(p.name)] == 0]
         for param in frozen:
             param.stop_gradient = True
+        self._frozen = frozen
         if frozen or decay.freeze_below:
             found = {layers.layer_of(param.name) for param in frozen}
             labels = [layer.label for layer in sorted(found, key=lambda layer: (layer.tower, layer.index))]

@@ -230,18 +230,17 @@ class ResumeMixin(Trainer):
                 advice = "later resumes must not use the old checkpoints. Delete the folder if you do not need it."
                 message = f"{was} is renamed {now}: this run began at the earlier step {step}, and {advice}"
                 logger_of(self).warning(message)
-        if self.args.should_save:
-            record.begin_checkpoint(folder, self._checkpoint_files())
+        saves = self.args.should_save
+        # no process writes or deletes before; an error, as of a full disk, is raised in all
+        together(lambda: record.begin_checkpoint(folder, self._checkpoint_files()) if saves else None)
         wait_for_all = distributed.barrier if self.args.world_size > 1 else lambda: None
-        wait_for_all()  # before any process writes or deletes
         self._delayed_rotations = []
         try:
             super()._save_checkpoint(*args, **kwargs)
             wait_for_all()  # only then may older checkpoints be deleted
-            if self.args.should_save:
-                unified = getattr(self.args, "unified_checkpoint_config", None) or ()
-                in_background = getattr(self.args, "use_async_save", False) or "async_save" in unified
-                record.finish_checkpoint(folder, not in_background)
+            unified = getattr(self.args, "unified_checkpoint_config", None) or ()
+            in_background = getattr(self.args, "use_async_save", False) or "async_save" in unified
+            together(lambda: record.finish_checkpoint(folder, not in_background) if saves else None)
             if not self._delayed_rotations and self.args.local_rank == -1:  # PaddleNLP rotates only if it is 0
                 self._delayed_rotations.append(((), {"use_mtime": True, "output_dir": self.args.output_dir}))
         finally:

@@ -109,14 +109,16 @@ def test_an_optimizer_of_a_layer_that_was_replaced_is_refused(tmp_path):
 
 
 def test_a_decay_that_changed_between_two_trainings_is_refused(tmp_path):
-    trainer = common.trainer(tmp_path, layerwise_lr_decay=0.8, max_steps=1)
+    trainer = common.trainer(tmp_path, layerwise_lr_decay=0.8, layerwise_freeze_below=0.6, max_steps=1)
     trainer.train()
-    trainer.args.layerwise_lr_decay = 0.5
+    assert any(param.stop_gradient for param in trainer.model.parameters())
+    trainer.args.layerwise_lr_decay, trainer.args.layerwise_freeze_below = 0.5, 0.0
     with pytest.raises(ValueError, match="The decay has changed since the optimizer was built"):
         trainer.train()
     trainer.optimizer = None
     trainer.train()
     assert trainer.optimizer.decay.layerwise_decay == 0.5
+    assert not any(param.stop_gradient for param in trainer.model.parameters())
 
 
 def test_an_optimizer_made_by_the_trainers_own_method_is_refused(tmp_path):
