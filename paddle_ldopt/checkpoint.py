@@ -350,7 +350,9 @@ def _names_in_file(optimizer: Optimizer, model: Optional[Sublayer] = None) -> tu
     known = optimizer.structured_names
     if model is not None:
         known = _compat.name_dict_of(_compat.unwrap_model(_compat.checked_model(model)))
-    names = {param.name: known.get(param.name) if known else param.name for param in parameters_of(optimizer)}
+    names = {param.name: param.name for param in parameters_of(optimizer)}
+    if known:
+        names = {name: known.get(_compat.name_before_copy(name, known.__contains__)) for name in names}
     unnamed = [name for name, structured in names.items() if not structured]
     if unnamed:
         source = "`model`" if model is not None else "`layers` or `name_dict`"

@@ -15,7 +15,7 @@ from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from ._checks import Option, checked_bool, checked_int, checked_number, plain_number, refusal, unknown
-from ._files import Path, json_number, read_json, read_yaml, unique_keys, write_whole
+from ._files import Path, checked_path, json_number, read_json, read_yaml, unique_keys
 from .create import OFF, OPTIMIZERS, build_optimizer, info_of
 from .layers.decay import OPTIONS, LayerDecay
 from .layers.measure import Example
@@ -267,7 +267,9 @@ class LdoptConfig(DecaySettings):
         return cls.from_dict(read_json(path))
 
     def to_json(self, path: Path) -> None:
-        write_whole(path, json.dumps(self.to_dict(), indent=1))
+        text = json.dumps(self.to_dict(), indent=1)  # before the file is opened, which may be a pipe
+        with open(checked_path(path), "w", encoding="utf-8") as file:
+            file.write(text)
 
     @classmethod
     def from_yaml(cls, path: Path) -> "LdoptConfig":

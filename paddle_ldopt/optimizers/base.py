@@ -146,7 +146,8 @@ class LayerwiseOptimizer(OneStep):
             other.hook = lambda param: hook(originals.get(param.name, param))
         decays = self._apply_decay_param_fun
         if decays is not None:
-            names = {name: param.name for name, param in originals.items()}
+            pairs = zip(_compat.parameters_of(other), _compat.parameters_of(self))  # also of groups added later
+            names = {copied.name: param.name for copied, param in pairs}
             other._apply_decay_param_fun = functools.partial(_ask_of_original, decays, names)
         return other
 
@@ -192,6 +193,9 @@ class LayerwiseOptimizer(OneStep):
 
     def _add_param_group(self, param_group: Values) -> None:
         if hasattr(self, "_already_create_accumulator"):  # a group added to a built optimizer
+            if not isinstance(self._parameter_list[0], dict):
+                wrong = "A group can only be added to groups: give `parameters` as a list of dicts."
+                raise refusal(TypeError, wrong, f"{len(self._parameter_list)} parameters")
             param_group = checked_group(param_group, self.OPTIONS)
             self.check_together({**self._options, **param_group}, param_group)
             new = [p.name for p in param_group["params"] if self.finder.params and p.name not in self.finder.params]
@@ -351,6 +355,11 @@ class LayerwiseOptimizer(OneStep):
         if self.counts_together:
             self.taken = taken
         return taken
+
+    def keep_count(self, count: float) -> None:
+        """Write the count of a step that updated no parameter into a state, for `state_dict`."""
+        for value in [*self._accumulators.get(self.state_key(self._count_state), {}).values()][:1]:
+            paddle.assign(paddle.full_like(value, count), value)
 
 
 def _ask_of_original(ask: Any, originals: dict[str, str], name: str) -> Any:

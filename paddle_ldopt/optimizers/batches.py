@@ -15,7 +15,7 @@ from paddle import Tensor, _C_ops
 from paddle.base.framework import _dygraph_place_guard
 
 from .sharded import Shard, run_locally, run_together
-from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State, Values, compute_dtype, rule_shape
+from .states import ELEMENT, GLOBAL_STEP, SCALAR, STEP, State, Values, compute_dtype, rounded, rule_shape
 from .step import Rows, check_gradient, in_shape
 
 if TYPE_CHECKING:
@@ -124,15 +124,6 @@ class Batch:
             collections.deque(map(_C_ops.assign_out_, rows, self._targets), maxlen=0)
         if list(map(Tensor.data_ptr, [*self._stacks.values(), *self._targets])) != self._at:
             self._share()  # without a kernel of the device, the CPU's gives an in-place result new memory
-
-
-def rounded(values: Any, dtype: Any) -> Any:
-    """Cast to fewer bits, to the nearest number; on a CPU, Paddle 3.1 truncates float16."""
-    low = values.astype(dtype)
-    if paddle.__version__.startswith("3.1.") and dtype == paddle.float16 and values.place.is_cpu_place():
-        rest = values - low.astype(values.dtype)
-        low = (values + _C_ops.where(rest.isfinite(), rest, paddle.zeros_like(rest))).astype(dtype)
-    return low
 
 
 def uncounted(tensor: Any) -> Any:

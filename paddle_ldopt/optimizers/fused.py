@@ -129,6 +129,7 @@ class Plan:
         struct["moment_type"] = TYPES[paddle.float32 if moment is None else moment.dtype]
         struct["rule"], possible = kernels.RULES[rule.name], dict.fromkeys(kernels.RULE_FLAGS, True)
         possible.update(factored=rule.factored and len(shape) >= 2, grad_centralization=len(shape) in CONVOLUTIONS)
+        possible.update(momentum=moment is not None)
         sizes: Any = (1, 1, math.prod(shape))
         if possible["factored"]:
             sizes = (math.prod(shape[:-2]), *shape[-2:])
@@ -215,7 +216,13 @@ def read_structs(optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray
                 left.update((i, why) for i, variant in enumerate(variants) if rows.options[variant] is options)
     for field in values[0].keys() & _FIELDS:
         structs[field] = np.array(list(map(operator.itemgetter(field), values)))[variants]
-    structs["flags"] &= np.array(bits, "i4")[variants]
+    wanted = np.array(bits, "i4")[variants]
+    for i in np.flatnonzero(wanted & ~structs["flags"] & kernels.RULE_FLAGS["momentum"]):
+        if i in left:
+            continue
+        wrong = f"'{params[i].name}' has no momentum: build a new optimizer to change `beta1` from None."
+        raise refusal(ValueError, wrong, beta1=rows.options[variants[i]].get("beta1"))
+    structs["flags"] &= wanted
     structs["lr"] = np.array(rows.rates, "f4")[variants] * np.array(rows.scales, "f4")
     if left and optimizer.fused:
         i, why = next(iter(left.items()))

@@ -177,7 +177,8 @@ class LayerRates(LayerwiseInterface, Optimizer):
         if ratio is None:
             name = _compat.name_before_copy(param.name, self.ratios.__contains__)
             if name not in self.ratios:
-                name = self.layers.name_of(param.name)  # raises
+                self.layers.name_of(param.name)  # raises, except for another parameter's structured name
+                raise refusal(ValueError, "The layer map does not know this parameter.", name=param.name)
             ratio = self.ratios[param.name] = self.ratios[name]
         return ratio
 
@@ -282,6 +283,12 @@ class _Applied(LayerRates):
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> Any:
         pair = param_and_grad["params"] if isinstance(param_and_grad, dict) else param_and_grad
         return None if self.layerwise_ratio(pair[0]) == 0.0 else super()._append_optimize_op(block, param_and_grad)
+
+    def _finish_update(self, block: Any, parameters_and_grads: Any) -> None:  # of Adamax: it changes the state
+        grouped = isinstance(parameters_and_grads, dict)
+        pairs = parameters_and_grads["params"] if grouped else parameters_and_grads
+        pairs = [pair for pair in pairs if self.layerwise_ratio(pair[0]) != 0.0]
+        super()._finish_update(block, {**parameters_and_grads, "params": pairs} if grouped else pairs)
 
     def _create_param_lr(self, param_and_grad: Any) -> Any:
         if self._lr_asked is not None:

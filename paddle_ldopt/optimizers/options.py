@@ -90,7 +90,7 @@ def lr_or_function(value: Any, argument: str) -> Any:
 
 
 def decay_or_function(value: Any, argument: str) -> Any:
-    if callable(value) and not isinstance(value, WeightDecayRegularizer):
+    if callable(value) and not isinstance(value, (WeightDecayRegularizer, LRScheduler)):
         return StepFunction(value, argument)
     return checked_number(plain_weight_decay(value, argument), argument, expected="a number or a callable of the step")
 

@@ -87,6 +87,15 @@ class StepFunction:
         return repr(self.source) if callable(self.source) else f"[{', '.join(f'{v:g}' for v in self.source[:3])}, ...]"
 
 
+def rounded(values: Any, dtype: Any) -> Any:
+    """Cast to fewer bits, to the nearest number; on a CPU, Paddle 3.1 truncates float16."""
+    low = values.astype(dtype)
+    if paddle.__version__.startswith("3.1.") and dtype == paddle.float16 and values.place.is_cpu_place():
+        rest = values - low.astype(values.dtype)
+        low = (values + _C_ops.where(rest.isfinite(), rest, paddle.zeros_like(rest))).astype(dtype)
+    return low
+
+
 def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
     """Update the masters of parameters that were written since the last step."""
     if not hasattr(optimizer, "writes") or not optimizer._master_weights:
@@ -99,7 +108,7 @@ def refresh_masters(optimizer: Any, params: list[Tensor]) -> None:
             continue
         optimizer.writes[param.name] = write
         with paddle.no_grad():  # a save is outside of the step
-            fits = master.astype(param.dtype) == param
+            fits = rounded(master, param.dtype) == param
             _C_ops.assign_out_(_C_ops.where(fits, master, param.astype(master.dtype)), master)
 
 
@@ -108,7 +117,7 @@ def unfit_masters(optimizer: Any, masters: dict[str, Any]) -> list[str]:
     params = parameters_of(optimizer) if hasattr(optimizer, "has_master") else []
     given = [(param, masters[param.name]) for param in params if optimizer.has_master(param)]
     present = [(param, master[1]) for param, master in given if master and list(master[1].shape) == list(param.shape)]
-    return [p.name for p, master in present if bool((paddle.to_tensor(master).astype(p.dtype) != p).any())]
+    return [p.name for p, master in present if bool((rounded(paddle.to_tensor(master), p.dtype) != p).any())]
 
 
 def rename_state(optimizer: Any, other: Any) -> None:
@@ -199,11 +208,16 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
         elif key in live:
             raise refusal(ValueError, "`state_dict` lacks a state of the optimizer.", f"no '{key}'")
     _check_owners(optimizer, params, state_dict, waiting, set(live))
+    lacking = [name for name in optimizer._master_weights if "master_weights" in state_dict and name not in masters]
+    if lacking:
+        raise refusal(ValueError, "`state_dict` lacks a master weight of the optimizer.", f"no '{lacking[0]}'")
+    for key, master in masters.items():
+        if not isinstance(master, Tensor):
+            raise refusal(TypeError, "`master_weights` must be Tensors.", f"{shown(master)} as '{key}'")
     if masters:  # Paddle would go on with the caller's own Tensors
-        copies = {key: m.detach().clone() if isinstance(m, Tensor) else m for key, m in masters.items()}
+        copies = {key: m.detach().clone() for key, m in masters.items()}
         for key, master in masters.items():
-            if copies[key] is not master:
-                copies[key].name, copies[key].persistable = _COPY.sub("", master.name), master.persistable
+            copies[key].name, copies[key].persistable = _COPY.sub("", master.name), master.persistable
         state_dict = {**state_dict, "master_weights": copies}
     return state_dict
 

@@ -77,6 +77,7 @@ class OneStep(LayerRates):
     values_now: Callable[[Values], tuple[Values, float]]  # of a group: its options and its rate in this step
     group_of: Callable[[Tensor], Values]
     steps_taken: Callable[[], float]
+    keep_count: Callable[[float], None]
     check_graph: Callable[[list[Tensor]], None]  # raises before a static graph gets operations
     refuse_groups: Callable[[], None]
     prepared: Callable[[Rows], Callable[[Optional[float]], None]]  # checks rows, returns their update by Paddle
@@ -182,6 +183,8 @@ class OneStep(LayerRates):
                 update_fused(structs, count)
             if by_paddle is not None:
                 by_paddle(count)
+            if count is not None and count != self.taken and not rows.params:
+                self.keep_count(count)
             self.taken = count
             return []
 

@@ -9,11 +9,11 @@ from layer_models import PARTS, Parts, Tied, block, blocks, ids, indexes, names_
 from paddle.distributed.fleet.meta_parallel.meta_parallel_base import MetaParallelBase
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2
 
-from paddle_ldopt import AdamWDL, LayerMap
+from paddle_ldopt import AdamWDL, LayerMap, load_optimizer, save_optimizer
 from paddle_ldopt._compat import unwrap_model
 
 
-def test_tied_parameters_count_once_at_the_lowest_layer_also_in_a_copied_model():
+def test_tied_parameters_count_once_at_the_lowest_layer_also_in_a_copied_model(tmp_path):
     model, layers = tied()
     assert layers.names == [name for name, _ in model.named_parameters()]
     assert layers.layer_of("lm_head.weight").index == 0
@@ -24,6 +24,8 @@ def test_tied_parameters_count_once_at_the_lowest_layer_also_in_a_copied_model()
     opt = AdamWDL(0.1, parameters=copied.parameters(), layers=layers, layerwise_decay=0.5)
     assert opt.layerwise_ratio(copied.layers[0].linear1.weight) == 0.125
     assert opt.n_layers == layers.n_layers
+    save_optimizer(tmp_path / "copied", opt)
+    assert len(load_optimizer(tmp_path / "copied", opt).missing) == len(layers.names)
 
 
 def test_frozen_parameters_shift_nothing_if_they_are_known():

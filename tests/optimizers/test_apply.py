@@ -184,6 +184,11 @@ def test_frozen_layers_need_one_update_per_parameter():
     model(paddle.ones([1, 3, 4])).square().sum().backward()
     with pytest.raises(ValueError, match="Received: use_multi_tensor=True"):
         opt.step()
+    opt = paddle.optimizer.Adamax(0.1, parameters=model.parameters())
+    apply_layerwise_decay(opt, layers, LayerDecay(0.5, freeze_below=0.3)).step()
+    powers = opt._accumulators[opt._beta1_pow_acc_str]
+    power_of = {opt.layerwise_ratio(p): round(powers[p.name].item(), 4) for p in model.parameters()}
+    assert power_of == {0.0: 0.9, 0.5: 0.81}
 
 
 L2 = paddle.regularizer.L2Decay

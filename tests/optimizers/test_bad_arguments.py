@@ -138,6 +138,7 @@ CLASH = "Cannot combine manual `{0}` .*leave out `{0}`, or give relative_step=Fa
 # class -> [(arguments, what the message says)]; "group" are the options of a parameter group
 OF_ONE = {
     Lamb: [  # MindSpore documents most of these
+        ({"weight_decay": paddle.optimizer.lr.NoamDecay(8, 2)}, "must be a number or a callable of the step"),
         ({"learning_rate": None}, "an LRScheduler or a callable of the step. Received: learning_rate=None"),
         ({"learning_rate": [0.1, "0.1"]}, r"Received: learning_rate\[1\]='0.1'"),
         ({"learning_rate": lambda step: None}, r"must be a number. Received: learning_rate\(0\)=None"),
@@ -213,6 +214,8 @@ def test_parameters_that_are_added_are_refused(name):
     with pytest.raises(ValueError, match="another optimizer for them.*Received: 1 more parameters, such as"):
         opt._add_param_group({"params": [late]})
     assert len(opt._param_groups) == 1
+    with pytest.raises(TypeError, match="only be added to groups: .*Received: 1 parameters"):
+        make(name, [early])._add_param_group({"params": [late]})
 
 
 class OwnRate(RuleOptimizer):

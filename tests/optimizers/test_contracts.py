@@ -308,6 +308,9 @@ def test_deep_copies_of_an_optimizer_and_of_its_state_go_on_as_the_original(name
     opt = build()
     steps(model, opt)
     values, state = copy.deepcopy((model.state_dict(), opt.state_dict()))
+    for masters in [{}, {key: master.numpy() for key, master in state.get("master_weights", {}).items()}] * half:
+        with pytest.raises((TypeError, ValueError), match="lacks a|must be Tensors"):
+            opt.set_state_dict({**state, "master_weights": masters})
     copied = copy.deepcopy(copy.deepcopy((model, opt)))
     want, found = steps(model, opt), [steps(*copied)]
     for other in (opt, build(), build()):

@@ -1,5 +1,7 @@
 """What changes between the steps of an optimizer: the fused step sees it, or leaves the step to Paddle's operations."""
 
+import contextlib
+
 import numpy as np
 import paddle
 import pytest
@@ -348,9 +350,26 @@ def test_steps_in_which_all_ratios_are_0_count():
             ratio["now"] = float(step == 5)
             give_gradients([param])
             opt.step()
+            opt.state_dict()  # after which the count is read anew
         assert opt.steps_taken() == 6
+        opt.set_state_dict(opt.state_dict())
+        ratio["now"] = 0.0
+        opt.step()
+        opt.state_dict()
+        assert opt.steps_taken() == 7
         got.append(param.numpy())
     np.testing.assert_allclose(*got, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["came", "adafactor"])
+def test_a_momentum_without_a_state_is_refused(name):
+    (param,) = parameters([3, 2])
+    opt = make(name, [{"params": [param]}], beta1=None)
+    for beta1 in (None, 0.9):
+        opt._param_groups[0]["beta1"] = beta1
+        give_gradients([param])
+        with pytest.raises(ValueError, match="no momentum.*Received: beta1=0.9") if beta1 else contextlib.nullcontext():
+            opt.step()
 
 
 class Constant(ldopt.Lamb):
