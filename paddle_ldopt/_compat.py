@@ -111,6 +111,11 @@ def asked_before_copy(ask: Any, name: str) -> Any:
     return ask(name_before_copy(name, ask))
 
 
+def asked_of_original(ask: Any, originals: dict[str, str], name: str) -> Any:
+    """The same, given the names of the originals."""
+    return ask(originals.get(name, name))
+
+
 @functools.cache
 def run_untranslated() -> None:
     """Exclude this package from `paddle.jit.to_static`, as Paddle excludes its own code.

@@ -148,7 +148,7 @@ class LayerwiseOptimizer(OneStep):
         if decays is not None:
             pairs = zip(_compat.parameters_of(other), _compat.parameters_of(self))  # also of groups added later
             names = {copied.name: param.name for copied, param in pairs}
-            other._apply_decay_param_fun = functools.partial(_ask_of_original, decays, names)
+            other._apply_decay_param_fun = functools.partial(_compat.asked_of_original, decays, names)
         return other
 
     # ---- options
@@ -360,8 +360,3 @@ class LayerwiseOptimizer(OneStep):
         """Write the count of a step that updated no parameter into a state, for `state_dict`."""
         for value in [*self._accumulators.get(self.state_key(self._count_state), {}).values()][:1]:
             paddle.assign(paddle.full_like(value, count), value)
-
-
-def _ask_of_original(ask: Any, originals: dict[str, str], name: str) -> Any:
-    """Ask a function about the copied parameter; unlike a lambda, a partial of this can be pickled."""
-    return ask(originals.get(name, name))
