@@ -112,7 +112,7 @@ def asked_before_copy(ask: Any, name: str) -> Any:
 
 
 def asked_of_original(ask: Any, originals: dict[str, str], name: str) -> Any:
-    """The same, given the names of the originals."""
+    """As `asked_before_copy`, given a dict from names of copies to those of the originals."""
     return ask(originals.get(name, name))
 
 

@@ -201,7 +201,7 @@ class GradientAccumulator:
         slots = [None if total is None else (list(total.shape), dtype_name(total.dtype)) for total in self._sums]
         experts = {place for place, param in enumerate(self._parameters or []) if getattr(param, "no_sync", False)}
         part = _Part(self.reduction, self._names, own_names, slots, self._received, self._count, self._weight, experts)
-        if self._count == 0:  # what it knows is of an earlier cycle
+        if self._count == 0:  # its names and sums are of an earlier cycle
             part = _Part(self.reduction, None, None, [], [], 0, self._weight, set())
         parts = gathered(part, group)
         _check_parts(parts)

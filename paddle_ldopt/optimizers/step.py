@@ -171,7 +171,7 @@ class OneStep(LayerRates):
                     refuse_fused(self.fused, why)
             structs, rows, left = self._read(clipped)
             by_paddle = None
-            if structs is None or left or hcg is not None:  # others may wait for a process without rows
+            if structs is None or left or hcg is not None:  # other processes may wait for one without rows
                 by_paddle = self.prepared(rows if structs is None else rows.take(left))
             count = self.taken
             others_move = len(self.missing.names) < len(self.missing.params)  # perhaps none of this process's

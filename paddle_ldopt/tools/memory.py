@@ -32,7 +32,7 @@ def estimate(
     """
     optimizer_class(optimizer)  # raises for an unknown one
     info, size, state = REGISTRY[optimizer], sum(map(math.prod, shapes.values())), 0
-    names = {info.setting(name): name for name in info.options}  # those of `create` -> the class's
+    names = {info.setting(name): name for name in info.options}  # name of an option in `create` -> in the class
     options = {names.get(name, name): value for name, value in options.items()}
     checked_options(options, info.options, optimizer)
     item = ITEMSIZE[checked_choice(dtype, "dtype", ITEMSIZE)]

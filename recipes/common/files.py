@@ -199,7 +199,7 @@ def _is_quoted(text, delimiter):
 
 
 def _has_header(records, wanted, likely, path):
-    """Return whether the first row holds column names, by what is wanted or usual; raise if it only looks like them."""
+    """Return whether the first row has the wanted or usual column names; raise if it may have other names."""
     first, others = records[0][1], [cells for _, cells in records[1:]]
     if any(isinstance(column, str) and not column.isdigit() for column in wanted.values()):
         return True

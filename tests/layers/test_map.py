@@ -1,4 +1,4 @@
-"""LayerMap: rules, tied and frozen parameters, wrappers and copies; by names, what is not sure is said or refused."""
+"""LayerMap: rules, tied and frozen parameters, wrappers and copies; by names, doubts are said or refused."""
 
 import contextlib
 import copy
