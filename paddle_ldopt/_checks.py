@@ -192,8 +192,8 @@ def one_of_two(argument: str, value: Any, alias: str, other: Any, default: Any =
         return value
     number = plain_number(value)
     if number is not default and not (isinstance(number, numbers.Real) and number == default):
-        message = f"`{alias}` is another name for `{argument}`: give one of them."
-        raise refusal(ValueError, message, **{argument: value, alias: other})
+        wrong = f"`{alias}` is another name for `{argument}`: give one of them."
+        raise refusal(ValueError, wrong, **{argument: value, alias: other})
     return other
 
 

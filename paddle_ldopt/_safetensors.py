@@ -46,9 +46,9 @@ def write_record(path: str, arrays: Arrays, record: dict[str, Any]) -> None:
     head = _dumps(header).encode()
     head += b" " * (-len(head) % 8)
     if len(head) > MAX_HEADER:
-        problem = f"The names and shapes of the tensors exceed the {MAX_HEADER} bytes that safetensors reads"
+        wrong = f"The names and shapes of the tensors exceed the {MAX_HEADER} bytes that safetensors reads"
         todo = "use `paddle.save(optimizer.state_dict(), path)`."
-        raise refusal(ValueError, f"{problem}: {todo}", path=path, tensors=len(arrays), header=len(head))
+        raise refusal(ValueError, f"{wrong}: {todo}", path=path, tensors=len(arrays), header=len(head))
     length = struct.pack("<Q", len(head))
     head = head.replace(_UNSUMMED, _UNSUMMED.replace(b"0" * 64, _checksum(length, head, *values).encode()))
     write_file(path, (length, head, *values))
@@ -107,8 +107,8 @@ def to_json(value: Any, where: str) -> Any:
         return [to_json(item, where) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("__") for key in value):
         return {key: to_json(item, f"{where}[{shown(key)}]") for key, item in value.items()}
-    problem = f"{where} must be numbers, text, arrays, or lists and dicts of these, to be saved."
-    raise ValueError(f"{problem} Received: {type(value).__name__}")
+    wrong = f"{where} must be numbers, text, arrays, or lists and dicts of these, to be saved."
+    raise ValueError(f"{wrong} Received: {type(value).__name__}")
 
 
 def from_json(value: Any) -> Any:

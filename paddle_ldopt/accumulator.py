@@ -100,8 +100,8 @@ class GradientAccumulator:
         """
         names, parameters, given = _gradients_of(gradients)
         if (weight is None) == (self.reduction == "token"):
-            message = '`weight` must be given with reduction="token", and has no effect with another reduction.'
-            raise refusal(ValueError, message, weight=weight, reduction=self.reduction)
+            wrong = '`weight` must be given with reduction="token", and has no effect with another reduction.'
+            raise refusal(ValueError, wrong, weight=weight, reduction=self.reduction)
         weight = 1.0 if weight is None else checked_number(weight, "weight")
         check_own_gradients("`apply`")
         if self._synchronized:
@@ -110,8 +110,8 @@ class GradientAccumulator:
         if known and len(given) != len(self._sums):
             raise ValueError(f"Expected {len(self._sums)} gradients, but got {len(given)}")
         if self._step and not known:
-            message = "All calls between two resets must be for the same parameters (None is a list of gradients)."
-            raise refusal(ValueError, message, parameters=names, before=self._names)
+            wrong = "All calls between two resets must be for the same parameters (None is a list of gradients)."
+            raise refusal(ValueError, wrong, parameters=names, before=self._names)
         sums: list[Any] = list(self._sums) if known else [None] * len(given)
         present = {place: gradient for place, gradient in enumerate(given) if gradient is not None}
         for place, gradient in present.items():
@@ -136,8 +136,8 @@ class GradientAccumulator:
         self._count += 1
         self._weight += weight
         if ignored:
-            message = "Gradients that were None in the first call are ignored: give the model, or zeros for None."
-            warnings.warn(problem(message, indexes=ignored), stacklevel=2)
+            wrong = "Gradients that were None in the first call are ignored: give the model, or zeros for None."
+            warnings.warn(problem(wrong, indexes=ignored), stacklevel=2)
 
     def _divisors(self) -> list[float]:
         """Return the sums' divisors; an expert has its process's."""
@@ -193,8 +193,8 @@ class GradientAccumulator:
             raise refusal(TypeError, "`group` must be a paddle.distributed Group that holds this process.", group=group)
         several = dist.get_world_size(group) > 1
         if several and any(total is not None and total.is_dist() for total in self._sums):
-            message = "Gradients of DistTensors are summed over all processes: call `apply` without `synchronize`."
-            raise refusal(ValueError, message, gradients=len(self._sums))
+            wrong = "Gradients of DistTensors are summed over all processes: call `apply` without `synchronize`."
+            raise refusal(ValueError, wrong, gradients=len(self._sums))
         if self._synchronized:
             raise refusal(ValueError, "`synchronize` must be called once between two resets.", step=self._step)
         own_names = None if self._parameters is None else [param.name for param in self._parameters]
@@ -232,8 +232,8 @@ class GradientAccumulator:
     def _write(self, target: Any, trained: Optional[list[Any]]) -> list[Any]:
         """Return the written parameters: `target`, the last model's, or `trained`."""
         if not self._step and not self._synchronized:
-            message = "There are no gradients: call the accumulator first, and `apply` with all optimizers at once."
-            raise refusal(ValueError, message, step=self._step)
+            wrong = "There are no gradients: call the accumulator first, and `apply` with all optimizers at once."
+            raise refusal(ValueError, wrong, step=self._step)
         if target is None:
             target = self._parameters
         if target is None and trained is not None:  # of a list, or of a model that only other processes have seen
@@ -252,13 +252,13 @@ class GradientAccumulator:
             raise refusal(ValueError, "`target` must fit the gradients.", target=given, gradients=shapes)
         written, trained = {param.name for param in target}, trained or []
         if trained and written.isdisjoint(param.name for param in trained):
-            message = "`optimizer` must train the model that produced the gradients, or its step has no effect."
-            raise refusal(ValueError, message, parameters=[param.name for param in target])
+            wrong = "`optimizer` must train the model that produced the gradients, or its step has no effect."
+            raise refusal(ValueError, wrong, parameters=[param.name for param in target])
         outside = [param for param in trained if param.name not in written and not param.stop_gradient]
         others = [param.name for param in outside if param.grad is not None]
         if others and not sharding_setting("split_param"):
-            message = "Parameters outside of the model have gradients of their own, unreduced: accumulate a Layer that"
-            raise refusal(ValueError, f"{message} contains all that `optimizer` trains.", others=first_few(others))
+            wrong = "Parameters outside of the model have gradients of their own, unreduced: accumulate a Layer that"
+            raise refusal(ValueError, f"{wrong} contains all that `optimizer` trains.", others=first_few(others))
 
         divisors = self._divisors()
         _clear(target)
@@ -291,16 +291,16 @@ def _trainable(model: paddle.nn.Layer) -> tuple[list[str], list[Any]]:
 
 def _check_addable(gradient: Any, total: Any, place: Any) -> None:
     if not isinstance(gradient, paddle.Tensor):
-        wrong = type(gradient).__name__
+        received = type(gradient).__name__
     elif gradient.is_selected_rows():
-        wrong = "a sparse gradient (build the embedding with sparse=False)"
+        received = "a sparse gradient (build the embedding with sparse=False)"
     else:
-        wrong = "" if gradient.is_floating_point() else str(gradient.dtype)
-    if wrong:
-        raise TypeError(f"A gradient must be None or a dense floating-point Tensor. Received: {wrong} at {place}")
+        received = "" if gradient.is_floating_point() else str(gradient.dtype)
+    if received:
+        raise TypeError(f"A gradient must be None or a dense floating-point Tensor. Received: {received} at {place}")
     if total is not None and gradient.shape != total.shape:
-        message = f"A gradient must have the shape of its sum, {list(total.shape)}."
-        raise ValueError(f"{message} Received: shape={list(gradient.shape)} at {place}")
+        wrong = f"A gradient must have the shape of its sum, {list(total.shape)}."
+        raise ValueError(f"{wrong} Received: shape={list(gradient.shape)} at {place}")
 
 
 def _divided(total: Any, divisor: float) -> Any:
@@ -345,9 +345,9 @@ def _check_parts(parts: list[_Part]) -> None:
             for mine, other in zip(part.slots, slots)
         )
         if (part.reduction, part.names, fits) != (first.reduction, first.names, True):
-            message = "All processes must accumulate the same gradients, with the same reduction, shapes and types."
+            wrong = "All processes must accumulate the same gradients, with the same reduction, shapes and types."
             only = sorted(set(part.names or ()) ^ set(first.names or ()))  # such as frozen in one process
             both = [(one.reduction, *one.slots) for one in (first, part)]
             received = f"{only[0]!r} in one only" if only else shown(both)
-            raise ValueError(f"{message} Received: {received} of processes {first_rank} and {rank}")
+            raise ValueError(f"{wrong} Received: {received} of processes {first_rank} and {rank}")
         slots = [mine or other for mine, other in zip(part.slots, slots)]

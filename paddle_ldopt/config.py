@@ -208,8 +208,8 @@ class LdoptConfig(DecaySettings):
         own = info.settings.get("relative_step")  # a given rate overrides its default
         sets_rate = options.get("relative_step", own is not None and own.default and self.learning_rate is None)
         if bool(sets_rate) != (self.learning_rate is None):
-            message = "`learning_rate` must be None with `relative_step`, which sets the rate, and given without it."
-            raise refusal(ValueError, message, optim=self.optim, learning_rate=self.learning_rate, **options)
+            wrong = "`learning_rate` must be None with `relative_step`, which sets the rate, and given without it."
+            raise refusal(ValueError, wrong, optim=self.optim, learning_rate=self.learning_rate, **options)
         warmup = {name: values[name] for name in ("warmup_steps", "warmup_ratio") if values[name]}
         unused = ""
         if sets_rate and (warmup or schedule):

@@ -201,8 +201,8 @@ def create(
     """
     known = info_of(name, "name").all_arguments | {"rules", "example", "layers", "groups", "max_grad_norm"}
     for argument in sorted(arguments.keys() - known):
-        message = f"{OPTIMIZERS[name].cls.__name__} has no argument `{argument}`{nearest(argument, known)}."
-        raise refusal(TypeError, message, **{argument: arguments[argument]})
+        wrong = f"{OPTIMIZERS[name].cls.__name__} has no argument `{argument}`{nearest(argument, known)}."
+        raise refusal(TypeError, wrong, **{argument: arguments[argument]})
     if learning_rate is not None:
         arguments["learning_rate"] = learning_rate
     if isinstance(model, (list, tuple)):

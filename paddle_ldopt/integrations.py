@@ -33,8 +33,8 @@ def framework(module: str, name: str) -> Any:
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        message = f"{name} cannot be imported: install it, or run from a clone of its repository."
-        raise ImportError(f"{message} Received: {error}", name=module) from error
+        wrong = f"{name} cannot be imported: install it, or run from a clone of its repository."
+        raise ImportError(f"{wrong} Received: {error}", name=module) from error
     if not sys.warnoptions:  # unless the user chose by python -W; some frameworks silence all warnings
         warnings.filterwarnings("default", category=UserWarning, module=r"paddle_ldopt\.")
     return imported
@@ -91,8 +91,8 @@ def from_settings(
     setattr(optimizer, _ALLOW, allowed)
     trained = [param for param in parameters_of(optimizer) if not param.stop_gradient]
     if decay != OFF and all(optimizer.layerwise_ratio(param) == 1.0 for param in trained):
-        message = "The layer-wise decay has no effect yet: all trainable parameters are in the head."
-        warnings.warn(problem(message, layerwise_decay=decay.layerwise_decay), stacklevel=2)
+        wrong = "The layer-wise decay has no effect yet: all trainable parameters are in the head."
+        warnings.warn(problem(wrong, layerwise_decay=decay.layerwise_decay), stacklevel=2)
     return optimizer
 
 
@@ -113,14 +113,14 @@ def with_record(cls: Any) -> Any:
         if was is not None:
             found = record_differences(was, now)
             if was["optimizer"] != now["optimizer"] or (found and not allowed):
-                message = f"The checkpoint is of another optimizer or other layer-wise settings: {'; '.join(found)}."
+                wrong = f"The checkpoint is of another optimizer or other layer-wise settings: {'; '.join(found)}."
                 advice = f"Use the same, or set `{_ALLOW}: true` to resume with another decay or other layers."
-                raise refusal(ValueError, f"{message} {advice}", **{_ALLOW: allowed})
+                raise refusal(ValueError, f"{wrong} {advice}", **{_ALLOW: allowed})
         elif now["decay"] and not allowed:
             found = [f"it does not say its layer-wise decay, so the file's applies (`{_ALLOW}: true` silences this)"]
         if found:
-            message = f"Resuming from a checkpoint of another run: {'; '.join(found)}."
-            warnings.warn(problem(message, **{_ALLOW: allowed}), stacklevel=1)  # `framework` shows these
+            wrong = f"Resuming from a checkpoint of another run: {'; '.join(found)}."
+            warnings.warn(problem(wrong, **{_ALLOW: allowed}), stacklevel=1)  # `framework` shows these
         cls.set_state_dict(self, state)
 
     methods = {"state_dict": state_dict, "set_state_dict": set_state_dict, "load_state_dict": set_state_dict}
@@ -188,8 +188,8 @@ class Component:
         self.settings = settings
         self.common = {"learning_rate": learning_rate, "weight_decay": weight_decay, "grad_clip": grad_clip}
         if not isinstance(no_weight_decay_name, (str, type(None))):
-            message = "`no_weight_decay_name` must be a string of parts of names, separated by spaces."
-            raise refusal(TypeError, message, no_weight_decay_name=no_weight_decay_name)
+            wrong = "`no_weight_decay_name` must be a string of parts of names, separated by spaces."
+            raise refusal(TypeError, wrong, no_weight_decay_name=no_weight_decay_name)
         self.parts = (no_weight_decay_name or "").split()
         self.one_dimensional = checked_bool(one_dim_param_no_weight_decay, "one_dim_param_no_weight_decay")
 
@@ -240,8 +240,8 @@ def register_paddleocr() -> None:
 
     def scheduled(schedule: Any, optimizer: Any, **settings: Any) -> Any:
         if type(optimizer).__name__ in NAMES:
-            message = "The weight decay of paddle_ldopt's optimizers is constant here: use `regularizer: {name: L2}`."
-            raise refusal(ValueError, message, regularizer="CosineL2")
+            wrong = "The weight decay of paddle_ldopt's optimizers is constant here: use `regularizer: {name: L2}`."
+            raise refusal(ValueError, wrong, regularizer="CosineL2")
         return schedule(optimizer, **settings)
 
     setattr(package, of_weight_decay, functools.partial(scheduled, schedule))
@@ -312,8 +312,8 @@ def register_paddledetection() -> None:
             if "layer_decay" in settings:
                 ours["layerwise_decay"] = settings.pop("layer_decay")
             for option in ours.keys() & settings.keys():
-                message = "`betas` and `layer_decay` set the same as `beta1`, `beta2` and `layerwise_decay`: give one."
-                raise refusal(ValueError, message, **{option: settings[option]})
+                wrong = "`betas` and `layer_decay` set the same as `beta1`, `beta2` and `layerwise_decay`: give one."
+                raise refusal(ValueError, wrong, **{option: settings[option]})
             for counted in ("num_layers", "set_param_lr_func"):  # always layerwise_lr_decay
                 settings.pop(counted, None)
             filters = checked_bool(settings.pop("filter_bias_and_bn", name == "AdamWDL"), "filter_bias_and_bn")

@@ -94,9 +94,9 @@ def create_optimizer(
     elif model is None and paddle.in_dynamic_mode():
         raise refusal(ValueError, "`parameters` or `model` must be given.", parameters=None, model=None)
     if num_warmup_steps > num_train_steps:
-        message = "The training ends before the warm-up does, so the rate never reaches the peak."
+        wrong = "The training ends before the warm-up does, so the rate never reaches the peak."
         steps = {"num_warmup_steps": num_warmup_steps, "num_train_steps": num_train_steps}
-        warnings.warn(problem(message, **steps), stacklevel=3)
+        warnings.warn(problem(wrong, **steps), stacklevel=3)
     length = num_train_steps - num_warmup_steps
     curve = Polynomial(decay=length or -1, power=power, end=min_lr_ratio)  # below 0 steps: the end at once
     schedule = WarmUp(init_lr, functools.partial(_rate, init_lr, curve), num_warmup_steps)

@@ -75,8 +75,8 @@ def _checked_towers(value: Any, name: str) -> Optional[dict[str, "LayerDecay"]]:
             raise type(error)(f"`{name}`: the decay of the tower '{tower}': {error}") from error
         for option in ("towers", "multipliers", "preserve_mean"):
             if getattr(towers[tower], option) != OPTIONS[option].default:
-                problem = f"`{option}` is an option of the whole model, not of a tower of `{name}`."
-                raise refusal(ValueError, problem, **{tower: towers[tower]})
+                wrong = f"`{option}` is an option of the whole model, not of a tower of `{name}`."
+                raise refusal(ValueError, wrong, **{tower: towers[tower]})
     return towers or None
 
 

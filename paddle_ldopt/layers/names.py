@@ -106,8 +106,8 @@ class NamedModel:
             others = ", ".join(found.name or "of the model" for found in self.unknown)
             known_names = "numbered lists called layers, blocks, h or stages, with most of all items"
             lists = f"; the lists {others} may be blocks" if others else ""
-            problem = f"Found no stack of blocks by names ({known_names}{lists}). {_HOW}"
-            raise refusal(NoBlocksError, problem, names=first_few(self.tree.names, 8))
+            wrong = f"Found no stack of blocks by names ({known_names}{lists}). {_HOW}"
+            raise refusal(NoBlocksError, wrong, names=first_few(self.tree.names, 8))
         if self.unknown or len({_ROLES.sub("", tower.name) for tower in self.towers}) > 1:  # no encoder and decoder
             for tower in [tower for tower in self.towers if not self._is_placed(tower)]:
                 self._guess(tower.name, tower.layer(1))

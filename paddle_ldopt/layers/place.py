@@ -55,8 +55,8 @@ class MeasuredModel:
         if not self.towers:
             blocks = {name for name, index in self.placed.items() if index > 0}
             if not blocks:
-                problem = "Found no blocks in the forward pass, parts alike that follow one another: give `rules`."
-                raise refusal(NoBlocksError, problem, names=first_few(self.tree.names, 8))
+                wrong = "Found no blocks in the forward pass, parts alike that follow one another: give `rules`."
+                raise refusal(NoBlocksError, wrong, names=first_few(self.tree.names, 8))
             leaves, uses = self.graph.leaves, self.graph.uses  # behind these blocks is the head
             made = self.graph.collect({leaves[name]: 1 for name in blocks if name in leaves})
             behind = {name: any(made[node] for node in uses(name)) for name in leaves.keys() - blocks}

@@ -131,8 +131,8 @@ def load_checkpoint(
                 problems.append(f"{key} is {needed} here and {saved.get(key)} there")
         if problems:
             todo = "Build the same network and optimizer, or give strict=False where parameters are new."
-            message = f"The checkpoint is of another optimizer or network: {'; '.join(problems[:3])}. {todo}"
-            raise refusal(ValueError, message, folder=path, strict=strict)
+            wrong = f"The checkpoint is of another optimizer or network: {'; '.join(problems[:3])}. {todo}"
+            raise refusal(ValueError, wrong, folder=path, strict=strict)
         parts = schedules_of(unwrap(optimizer))
         schedules = _read_pickle(path, SCHEDULE) if os.path.exists(os.path.join(path, SCHEDULE)) else {}
         to_load = states_to_load(schedules, parts, record, present)
@@ -143,12 +143,12 @@ def load_checkpoint(
     (state, parts, to_load, schedules, saved, found), shared = together(prepare)
     loaded, digests = zip(*shared)
     if any(one != digests[0] for one in digests):
-        message = "All processes must load the same checkpoint: give the same `folder`."
-        raise ValueError(f"{message} Received: {RECORD} with [bytes, CRC-32] {shown(list(digests))} in the processes")
+        wrong = "All processes must load the same checkpoint: give the same `folder`."
+        raise ValueError(f"{wrong} Received: {RECORD} with [bytes, CRC-32] {shown(list(digests))} in the processes")
     unused = sorted(set(saved).difference(*loaded))
     if unused and strict:
-        message = "The checkpoint has more tensors: build the same network and optimizer, freeze the same layers,"
-        raise ValueError(f"{message} or give strict=False. Received: nothing for {quoted(unused)}")
+        wrong = "The checkpoint has more tensors: build the same network and optimizer, freeze the same layers,"
+        raise ValueError(f"{wrong} or give strict=False. Received: nothing for {quoted(unused)}")
     # Paddle keeps a list of the files of each folder, which may have changed
     importlib.import_module(dist.load_state_dict.__module__).PATH_TO_CHECKPOINT_FILES.pop(os.fspath(folder), None)
     dist.load_state_dict(state, os.fspath(folder))
@@ -157,8 +157,8 @@ def load_checkpoint(
         resume_at(parts[name], step_of_state(schedules[name]))
     if found or unused:
         found += [f"unused are {quoted(unused)} ({len(unused)})"] * bool(unused)
-        message = f"The checkpoint is of another optimizer: {'; '.join(found)}."
-        warnings.warn(refusal(UserWarning, message, strict=strict), stacklevel=2)
+        wrong = f"The checkpoint is of another optimizer: {'; '.join(found)}."
+        warnings.warn(refusal(UserWarning, wrong, strict=strict), stacklevel=2)
 
 
 # ---- the state of a process and its place in the whole
@@ -170,8 +170,8 @@ def _named_weights(folder: Any, network: paddle.nn.Layer, rename: Rename) -> tup
         raise refusal(RuntimeError, "Checkpoints for any layout need Paddle 3.2 or later.", paddle=paddle.__version__)
     for param in network.parameters():
         if param.is_dist() and list(param._local_shape) != list(param.shape):
-            message = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
-            raise refusal(ValueError, message, name=param.name, shape=list(param.shape), here=list(param._local_shape))
+            wrong = "`network` must hold no sharded DistTensors (`dist.shard_tensor`): distribute it by fleet."
+            raise refusal(ValueError, wrong, name=param.name, shape=list(param.shape), here=list(param._local_shape))
     weights = network.sharded_state_dict()
     names = {name: name if rename is None else rename(name) if callable(rename) else None for name in weights}
     if not all(isinstance(name, str) for name in names.values()) or len(set(names.values())) < len(names):
@@ -217,16 +217,16 @@ def _slice_ranges(optimizer: Any) -> dict[str, tuple[int, int]]:
 
 def shards_of(optimizer: Optimizer) -> Optional[dict[str, tuple[int, int]]]:
     """Return ``param.name`` -> range of the flattened parameter here; None if whole."""
-    fused, message = _compat.is_group_sharded(optimizer), "use sharding stage 1 instead of group_sharded."
+    fused, wrong = _compat.is_group_sharded(optimizer), "use sharding stage 1 instead of group_sharded."
     for wrapper in wrappers(optimizer)[:-1]:
         if type(wrapper) is _compat.sharding_v2():
             return _slice_ranges(wrapper)
         for name in ("tensor_fusion", "comm_overlap"):
             if type(wrapper) is _compat.sharding_v1() and getattr(wrapper, name):
-                fused, message = True, f"set {name}=False in the strategy's sharding_configs."
+                fused, wrong = True, f"set {name}=False in the strategy's sharding_configs."
     if fused:
-        message = f"The state of this wrapper belongs to no parameter and fits no other layout: {message}"
-        raise refusal(ValueError, message, optimizer=type(optimizer).__name__)
+        wrong = f"The state of this wrapper belongs to no parameter and fits no other layout: {wrong}"
+        raise refusal(ValueError, wrong, optimizer=type(optimizer).__name__)
     return None
 
 
@@ -237,8 +237,8 @@ def _read_record(folder: str) -> Any:
     """Read a complete checkpoint's record, after checking this process's files."""
     path = os.path.join(folder, RECORD)
     if not os.path.isfile(path):
-        message = f"`folder` must be a complete checkpoint of `save_checkpoint`, which has {RECORD}."
-        raise refusal(ValueError, message, folder=folder, files=os.listdir(folder) if os.path.isdir(folder) else None)
+        wrong = f"`folder` must be a complete checkpoint of `save_checkpoint`, which has {RECORD}."
+        raise refusal(ValueError, wrong, folder=folder, files=os.listdir(folder) if os.path.isdir(folder) else None)
     record = read_json(path, "The record of the checkpoint")
     with file_errors(path, "The record of the checkpoint", checks=True):
         if record["format"] != FORMAT:

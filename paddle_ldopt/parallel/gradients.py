@@ -51,20 +51,20 @@ class ProcessGroups:
         chunks = layers.get_num_virtual_stages() if isinstance(layers, PipelineLayer) else 1
         axes = ("data", "sharding", "pipe", "model") if topology else ()
         degrees = {axis: getattr(topology, f"get_{axis}_parallel_world_size")() for axis in axes}
-        message = ""
+        wrong = ""
         if overlaps := [name for name in _OVERLAPS if getattr(network, f"_{name}", False)]:
-            message = f"Gradients must be reduced after the overflow check: disable {overlaps} in the pp_configs."
+            wrong = f"Gradients must be reduced after the overflow check: disable {overlaps} in the pp_configs."
         elif chunks > 1 or isinstance(network, PipelineParallel) and type(network) is not PipelineParallel:
-            message = "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev."
+            wrong = "A stage must be one piece, run by 1F1B: leave out num_virtual_pipeline_stages and use_dualpipev."
         elif topology is None and self.processes > 1 and not isinstance(network, paddle.DataParallel):
-            message = "In several processes, wrap `network` by `fleet.distributed_model` or `paddle.DataParallel`."
+            wrong = "In several processes, wrap `network` by `fleet.distributed_model` or `paddle.DataParallel`."
         elif degrees and math.prod(degrees.values()) != self.processes:
-            message = "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination."
+            wrong = "The parallel mode must be pipeline, data, tensor parallel, sharding stage 1 or a combination."
         elif degrees and not self.hybrid:
-            message = "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`."
-        if message:
+            wrong = "`optimizer` must come from `fleet.distributed_optimizer` if the network comes from `fleet`."
+        if wrong:
             given = {"network": type(network).__name__, "optimizer": type(self.optimizer).__name__}
-            raise refusal(ValueError, message, **given, processes=self.processes, **degrees)
+            raise refusal(ValueError, wrong, **given, processes=self.processes, **degrees)
         if degrees:
             _compat.check_own_gradients("the overflow check")
 
@@ -82,8 +82,8 @@ class ProcessGroups:
             dist.all_reduce(reduced, op=dist.ReduceOp.MAX)
         except Exception as lost:
             error = error or lost
-            message = "Communication failed within a step: find the first error, and restart from the last checkpoint."
-            raise RuntimeError(f"{message} Received: {type(error).__name__}: {str(error)[:200]}") from error
+            wrong = "Communication failed within a step: find the first error, and restart from the last checkpoint."
+            raise RuntimeError(f"{wrong} Received: {type(error).__name__}: {str(error)[:200]}") from error
         return reduced.item()
 
     def agree(self, error: Optional[Exception]) -> None:
@@ -92,8 +92,8 @@ class ProcessGroups:
         if error is not None:
             raise error
         if failed:
-            message = "The step failed in another process and was undone in all: see the error of that process."
-            raise RuntimeError(f"{message} Received: an error in process {failed - 1}")
+            wrong = "The step failed in another process and was undone in all: see the error of that process."
+            raise RuntimeError(f"{wrong} Received: an error in process {failed - 1}")
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -124,8 +124,8 @@ class Gradients:
         dicts = [group for group in inner._param_groups or [] if isinstance(group, dict)]
         for clip in (inner._grad_clip, *(group.get("grad_clip") for group in dicts)):
             if clip is not None:
-                message = "The step clips over all processes: leave out the optimizer's `grad_clip`, set"
-                raise refusal(ValueError, f"{message} `max_grad_norm` here.", grad_clip=type(clip).__name__)
+                wrong = "The step clips over all processes: leave out the optimizer's `grad_clip`, set"
+                raise refusal(ValueError, f"{wrong} `max_grad_norm` here.", grad_clip=type(clip).__name__)
         known = {id(param) for param in groups.network.parameters()}
         if others := [param.name for param in self._listed() if id(param) not in known]:
             raise refusal(ValueError, "`optimizer` must train parameters of the network.", others=others)

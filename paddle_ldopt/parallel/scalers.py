@@ -188,8 +188,8 @@ class _PaddleLossScaler(LossScaler):
 
     def __init__(self, scaler: Any) -> None:
         if not scaler.is_enable():
-            message = "`scale_sense` must be enabled. On a CPU, Paddle's GradScaler is disabled: use DynamicLossScaler."
-            raise refusal(ValueError, message, scale_sense=type(scaler).__name__, enable=False)
+            wrong = "`scale_sense` must be enabled. On a CPU, Paddle's GradScaler is disabled: use DynamicLossScaler."
+            raise refusal(ValueError, wrong, scale_sense=type(scaler).__name__, enable=False)
         self._scaler = scaler
 
     def get_loss_scale(self) -> float:

@@ -26,8 +26,8 @@ class MicroBatches:
         layers = network._layers if _compat.is_pipeline_engine(network) else network
         self._pipeline_layer: Any = layers if isinstance(layers, PipelineLayer) else None
         if _compat.is_pipeline_engine(network) and network.accumulate_steps != count:
-            message = "`micro_batch_num` must be the strategy's pipeline_configs['accumulate_steps']."
-            raise refusal(ValueError, message, micro_batch_num=count, accumulate_steps=network.accumulate_steps)
+            wrong = "`micro_batch_num` must be the strategy's pipeline_configs['accumulate_steps']."
+            raise refusal(ValueError, wrong, micro_batch_num=count, accumulate_steps=network.accumulate_steps)
         if self._pipeline_layer is not None:
             losses = self._pipeline_layer._loss_fn
             if len(losses) != 1 or not callable(losses[0]):
@@ -51,12 +51,12 @@ class MicroBatches:
         for value, shape in zip(tensors, shapes):
             if not shape or shape[0] == 0 or shape[0] % self._count:
                 error = TypeError if shape is None else ValueError
-                message = "Inputs must be Tensors with a multiple of `micro_batch_num` rows, tuples of these, or None."
-                raise refusal(error, message, type=type(value).__name__, shape=shape, micro_batch_num=self._count)
+                wrong = "Inputs must be Tensors with a multiple of `micro_batch_num` rows, tuples of these, or None."
+                raise refusal(error, wrong, type=type(value).__name__, shape=shape, micro_batch_num=self._count)
         fixed = self.has_stages and not self._groups.network._dynamic_shape
         if fixed and self._shapes not in (None, shapes):
-            message = "Give inputs of the same shapes, or set enable_dynamic_shape in the strategy's pp_configs."
-            raise refusal(ValueError, message, shapes=shapes, first_step=self._shapes)
+            wrong = "Give inputs of the same shapes, or set enable_dynamic_shape in the strategy's pp_configs."
+            raise refusal(ValueError, wrong, shapes=shapes, first_step=self._shapes)
         self._next_shapes = shapes
 
     def forward_backward(self, inputs: tuple[Any, ...], scaler: LossScaler) -> None:
@@ -120,8 +120,8 @@ class MicroBatches:
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
         loss, tokens = result if is_pair and self._per_token else (result, None)
         if is_pair < self._per_token or not isinstance(loss, paddle.Tensor) or loss.size != 1:
-            message = "A loss must be a Tensor of one element; per token, a pair of the sum and the number of tokens."
-            raise refusal(TypeError, message, type=type(loss).__name__, shape=getattr(loss, "shape", None))
+            wrong = "A loss must be a Tensor of one element; per token, a pair of the sum and the number of tokens."
+            raise refusal(TypeError, wrong, type=type(loss).__name__, shape=getattr(loss, "shape", None))
         if self._per_token:
             tokens = tokens.detach() if isinstance(tokens, paddle.Tensor) else paddle.to_tensor(tokens)
             self._tokens.append(tokens.astype("float32").reshape([1]))
@@ -276,8 +276,8 @@ class PipelineWithLossScale:
             schedule = None
         with self._groups.together():
             if schedule is not None and self._epochs.get(schedule, schedule.last_epoch) != schedule.last_epoch:
-                message = "This step advances the schedule: do not call its `step`; load its state before this one's."
-                raise refusal(ValueError, message, last_epoch=schedule.last_epoch, expected=self._epochs[schedule])
+                wrong = "This step advances the schedule: do not call its `step`; load its state before this one's."
+                raise refusal(ValueError, wrong, last_epoch=schedule.last_epoch, expected=self._epochs[schedule])
             if self._gradients.moving:
                 raise RuntimeError("The last update failed in one process alone: load the last checkpoint in all.")
             self._micro_batches.check(inputs)

@@ -28,5 +28,5 @@ def load_model(name: str) -> paddle.nn.Layer:
         except Exception:  # a model that sets weights itself needs allocated parameters
             return cls(config)
     except Exception as error:  # a missing PaddleNLP, hubs and config files fail in many ways
-        problem = f"`--model` must be {MODEL}, with PaddleNLP installed ({type(error).__name__}: {error})."
-        raise refusal(ValueError, problem, **{"--model": name}) from error
+        wrong = f"`--model` must be {MODEL}, with PaddleNLP installed ({type(error).__name__}: {error})."
+        raise refusal(ValueError, wrong, **{"--model": name}) from error

@@ -66,8 +66,8 @@ def show(options: argparse.Namespace) -> None:
         try:
             own = {option: json.loads(value or "true") for option, _, value in (word.partition("=") for word in words)}
         except ValueError:
-            message = "`--optim` must be a name with options such as compression, compression=false or beta1=0.9."
-            raise refusal(ValueError, message, **{"--optim": text}) from None
+            wrong = "`--optim` must be a name with options such as compression, compression=false or beta1=0.9."
+            raise refusal(ValueError, wrong, **{"--optim": text}) from None
         uses[text] = estimate(shapes, name, options.dtype, **own)
     size = sum(map(math.prod, shapes.values()))
     if options.json:

@@ -101,8 +101,8 @@ class LdoptArgumentsMixin(_Settings, Args):
         except ValueError as error:
             for argument, (names, enum, _) in _CHOICES.items():
                 if enum in str(error):  # the Trainer's error about an unknown name
-                    message = f"{error}, or of paddle_ldopt's own: {', '.join(map(repr, names))}."
-                    raise refusal(ValueError, message, **{argument: given[argument]}) from error
+                    wrong = f"{error}, or of paddle_ldopt's own: {', '.join(map(repr, names))}."
+                    raise refusal(ValueError, wrong, **{argument: given[argument]}) from error
             raise
         for argument, name in ours.items():
             setattr(self, argument, name)
@@ -111,28 +111,28 @@ class LdoptArgumentsMixin(_Settings, Args):
     def _check(self) -> None:
         optim, options, kind = name_of(self.optim), json_argument(self, "optim_kwargs"), name_of(self.lr_scheduler_type)
         info, settings = REGISTRY.get(optim), settings_of_arguments(self)
-        message, received = "", {"optim_kwargs": self.optim_kwargs}
+        wrong, received = "", {"optim_kwargs": self.optim_kwargs}
         if info is None:  # the Trainer builds its own
             settings.update(optim="adamw", optim_kwargs={})
             if options:
-                message = f"`optim_kwargs` need `optim` to be one of {', '.join(map(repr, REGISTRY))}."
+                wrong = f"`optim_kwargs` need `optim` to be one of {', '.join(map(repr, REGISTRY))}."
                 received = {"optim": optim, **received}
         else:
             fields = {**info.trainer, "multi_precision": "fp16_opt_level"}
             twice = [info.setting(name) for name in options if info.setting(name) in fields]
             others = {name: one for name, one in changed_fields(self).items() if name.startswith(f"{optim}_")}
             if twice:
-                message = f"`{fields[twice[0]]}` sets the {twice[0]} of {optim!r}: leave it out of `optim_kwargs`."
+                wrong = f"`{fields[twice[0]]}` sets the {twice[0]} of {optim!r}: leave it out of `optim_kwargs`."
             elif others:  # PaddleFormers has a Muon, too
-                message, received = f"{optim!r} is paddle_ldopt's, which takes its options in `optim_kwargs`.", others
+                wrong, received = f"{optim!r} is paddle_ldopt's, which takes its options in `optim_kwargs`.", others
             elif options.get("relative_step"):
-                message = "An optimizer that sets its own rate goes to the Trainer as `optimizers=`."
-        if message:
-            raise refusal(ValueError, message, **received)
+                wrong = "An optimizer that sets its own rate goes to the Trainer as `optimizers=`."
+        if wrong:
+            raise refusal(ValueError, wrong, **received)
         LdoptConfig(**settings)
         if kind in ON_METRIC and name_of(self.evaluation_strategy) == "no":
-            message = "The schedule follows an evaluation metric: give `evaluation_strategy` 'steps' or 'epoch'."
-            raise refusal(ValueError, message, evaluation_strategy="no", lr_scheduler_type=kind)
+            wrong = "The schedule follows an evaluation metric: give `evaluation_strategy` 'steps' or 'epoch'."
+            raise refusal(ValueError, wrong, evaluation_strategy="no", lr_scheduler_type=kind)
 
     @property
     def should_load_sharding_stage1_model(self) -> Any:
@@ -141,8 +141,8 @@ class LdoptArgumentsMixin(_Settings, Args):
         received["lr_scheduler_kwargs"] = json_argument(self, "lr_scheduler_kwargs")
         ours = received["optim"] in REGISTRY or received["layerwise_decay"] != LayerDecay()
         if not self.ldopt_served and (ours or received["lr_scheduler_kwargs"]):
-            message = "The Trainer lacks LdoptTrainerMixin and would ignore our optimizers, rates and schedules"
-            raise refusal(RuntimeError, f"{message}: class MyTrainer(LdoptTrainerMixin, Trainer).", **received)
+            wrong = "The Trainer lacks LdoptTrainerMixin and would ignore our optimizers, rates and schedules"
+            raise refusal(RuntimeError, f"{wrong}: class MyTrainer(LdoptTrainerMixin, Trainer).", **received)
         return super().should_load_sharding_stage1_model
 
     def print_config(self, *args: Any, **kwargs: Any) -> None:

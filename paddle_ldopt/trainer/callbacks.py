@@ -104,8 +104,8 @@ class ScheduleCallback(Callback):
         unknown = unknown or any(group.get("lr") is not None for group in groups_by_name(unwrap(optimizer)).values())
         rates = None if unknown else rates_of(lr_scheduler, state.max_steps)
         if rates is None:
-            message = "ScheduleCallback cannot show the rates before training: use LayerLRCallback, which logs them."
-            raise refusal(ValueError, message, lr_scheduler=type(lr_scheduler).__name__)
+            wrong = "ScheduleCallback cannot show the rates before training: use LayerLRCallback, which logs them."
+            raise refusal(ValueError, wrong, lr_scheduler=type(lr_scheduler).__name__)
         layers = self.layers or interface.layers or map_layers(kwargs["model"])
         rates = [rate / interface.lr_divisor(i - state.global_step) for i, rate in enumerate(rates)]
         if not rates:  # a Trainer without steps
@@ -165,8 +165,8 @@ class GradualUnfreezeCallback(Callback):
         interface = layerwise_interface(optimizer)
         own = interface.layers
         if interface.hook is not None or (own or self.layers) is None or self.layers not in (None, own or self.layers):
-            message = "GradualUnfreezeCallback needs an optimizer with layers, or `layers` and one without any."
-            raise refusal(ValueError, message, optimizer=type(optimizer).__name__, layers=self.layers)
+            wrong = "GradualUnfreezeCallback needs an optimizer with layers, or `layers` and one without any."
+            raise refusal(ValueError, wrong, optimizer=type(optimizer).__name__, layers=self.layers)
         if own is None and isinstance(optimizer, LayerRates):
             optimizer.set_layers(self.layers, 1.0)
         elif own is None:

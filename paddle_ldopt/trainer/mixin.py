@@ -222,8 +222,8 @@ class LdoptTrainerMixin(ResumeMixin):
             super()._maybe_log_save_evaluate(*args, **kwargs)
             if self._other_metrics:
                 known = ", ".join(sorted(self._other_metrics))
-                message = f"The evaluation lacks the schedule's metric: set `metric_for_best_model` to one of {known}."
-                raise refusal(ValueError, message, metric_for_best_model=self.args.metric_for_best_model)
+                wrong = f"The evaluation lacks the schedule's metric: set `metric_for_best_model` to one of {known}."
+                raise refusal(ValueError, wrong, metric_for_best_model=self.args.metric_for_best_model)
         finally:
             self._other_metrics = None
 
@@ -242,9 +242,9 @@ class LdoptTrainerMixin(ResumeMixin):
         if layers is not None:
             self._inform(f"Learning rates by layer:\n{layers.table(optimizer=self.optimizer)}")
 
-    def _inform(self, message: str) -> None:
+    def _inform(self, wrong: str) -> None:
         if self.is_world_process_zero():
-            resume.logger_of(self).info(message)
+            resume.logger_of(self).info(wrong)
 
     def _check_optimizer(self) -> None:
         if self.optimizer is None:
@@ -324,15 +324,15 @@ def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler]
     fits = scheduler is source or (reports and not isinstance(source, LRScheduler))
     if not fits and not (sets_own and scheduler is None):
         passed, rate = (type(one).__name__ if isinstance(one, LRScheduler) else one for one in (scheduler, source))
-        message = "The Trainer would step a scheduler that the optimizer does not use: give"
+        wrong = "The Trainer would step a scheduler that the optimizer does not use: give"
         advice = "optimizers=(opt, the scheduler it was built with), or optimizers=(opt, None) if it sets its own rate."
         received = {"optimizers": (name, passed), "learning_rate": "its own" if sets_own else rate}
-        raise refusal(ValueError, f"{message} {advice}", **received)
+        raise refusal(ValueError, f"{wrong} {advice}", **received)
     optim, decay, own_decay = name_of(args.optim), decay_of_arguments(args), layerwise_interface(optimizer).decay
     if (optim in REGISTRY and not isinstance(optimizer, REGISTRY[optim].cls)) or decay not in (own_decay, OFF):
-        message = "The Trainer already has an optimizer, so another `optim` or decay in its arguments would be ignored:"
+        wrong = "The Trainer already has an optimizer, so another `optim` or decay in its arguments would be ignored:"
         received = {"optim": optim, "layerwise_decay": decay, "optimizer": name, "its_decay": own_decay}
-        raise refusal(ValueError, f"{message} leave them out, or build the optimizer with them.", **received)
+        raise refusal(ValueError, f"{wrong} leave them out, or build the optimizer with them.", **received)
 
 
 def _ignore_steps_without_metric(schedule: Any) -> None:

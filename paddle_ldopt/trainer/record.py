@@ -86,9 +86,9 @@ def check_writable(output_dir: str) -> None:
         with tempfile.TemporaryFile(dir=output_dir) as file:
             file.write(b"can be written")
     except OSError as error:
-        message = f"Checkpoints cannot be saved in `output_dir` ({error}): free space, change its permissions, choose"
+        wrong = f"Checkpoints cannot be saved in `output_dir` ({error}): free space, change its permissions, choose"
         todo = "another folder, or set save_strategy='no'."
-        raise refusal(ValueError, f"{message} {todo}", output_dir=output_dir) from error
+        raise refusal(ValueError, f"{wrong} {todo}", output_dir=output_dir) from error
 
 
 def last_checkpoint(output_dir: Path) -> Optional[str]:
@@ -100,8 +100,8 @@ def last_checkpoint(output_dir: Path) -> Optional[str]:
         problem = _damage(folder)
         if problem is None:
             return folder
-        message = f"{folder} is damaged and skipped: {problem}."
-        warnings.warn(refusal(UserWarning, message, output_dir=os.fspath(output_dir)), stacklevel=2)
+        wrong = f"{folder} is damaged and skipped: {problem}."
+        warnings.warn(refusal(UserWarning, wrong, output_dir=os.fspath(output_dir)), stacklevel=2)
     return None
 
 
@@ -147,8 +147,8 @@ def check_record(folder: str, record: Record, allowed: bool) -> list[str]:
     was = read_json(path, content) if os.path.exists(path) else {**record, **without}
     with file_errors(path, content, checks=True):
         if was["format"] != FORMAT:
-            message = "Another version of paddle_ldopt wrote the layer-wise settings; this version reads format"
-            raise refusal(ValueError, f"{message} {FORMAT}.", format=was["format"], path=path)
+            wrong = "Another version of paddle_ldopt wrote the layer-wise settings; this version reads format"
+            raise refusal(ValueError, f"{wrong} {FORMAT}.", format=was["format"], path=path)
         classes = was["optimizer"], record["optimizer"]
         unfrozen = set(was["frozen"]) - set(record["frozen"])
         parts = [name for name in os.listdir(folder) if re.match(r"optimizer.*\.(pdopt|safetensors)$", name)]
@@ -169,7 +169,7 @@ def check_record(folder: str, record: Record, allowed: bool) -> list[str]:
     elif found and not allowed:
         why = f"{'; '.join(found)}. `allow_layerwise_change` resumes with the present settings"
     if why:
-        message = "The checkpoint is of another optimizer or other layer-wise settings"
+        wrong = "The checkpoint is of another optimizer or other layer-wise settings"
         advice = "Resume with the same settings, or start a new run from the checkpoint's weights."
-        raise refusal(ValueError, f"{message}: {why}. {advice}", resume_from_checkpoint=folder)
+        raise refusal(ValueError, f"{wrong}: {why}. {advice}", resume_from_checkpoint=folder)
     return found

@@ -35,8 +35,8 @@ def check_mixed_in_first(cls: type, mixin: type, method: str) -> None:
     if not issubclass(owner, mixin):
         name = next(base.__name__ for base in cls.__mro__[1:] if issubclass(base, mixin))
         bases = ", ".join(base.__name__ for base in cls.__bases__)
-        message = f"{name} must come first: class {cls.__name__}({name}, {owner.__name__})"
-        raise TypeError(f"{message}. Received: class {cls.__name__}({bases})")
+        wrong = f"{name} must come first: class {cls.__name__}({name}, {owner.__name__})"
+        raise TypeError(f"{wrong}. Received: class {cls.__name__}({bases})")
 
 
 class Callback:
@@ -111,8 +111,8 @@ class ResumeMixin(Trainer):
             if checkpoint is True:
                 checkpoint = record.last_checkpoint(self.args.output_dir)
                 if checkpoint is None:
-                    message = "No valid checkpoint found in output directory: leave `resume_from_checkpoint` out."
-                    raise refusal(ValueError, message, resume_from_checkpoint=True, output_dir=self.args.output_dir)
+                    wrong = "No valid checkpoint found in output directory: leave `resume_from_checkpoint` out."
+                    raise refusal(ValueError, wrong, resume_from_checkpoint=True, output_dir=self.args.output_dir)
             elif checkpoint and not glob.glob(os.path.join(glob.escape(checkpoint), "trainer_state.*")):
                 checkpoint = record.last_checkpoint(checkpoint) or checkpoint  # the folder of a run
             if checkpoint and os.path.isdir(checkpoint):  # the Trainer raises for a missing folder
@@ -228,8 +228,8 @@ class ResumeMixin(Trainer):
             renamed = decided_by_main(self, lambda: record.set_aside(self.args.output_dir, step))
             for was, now in renamed if self.is_world_process_zero() else []:
                 advice = "later resumes must not use the old checkpoints. Delete the folder if you do not need it."
-                message = f"{was} is renamed {now}: this run began at the earlier step {step}, and {advice}"
-                logger_of(self).warning(message)
+                wrong = f"{was} is renamed {now}: this run began at the earlier step {step}, and {advice}"
+                logger_of(self).warning(wrong)
         saves = self.args.should_save
         # no process writes or deletes before; an error, as of a full disk, is raised in all
         together(lambda: record.begin_checkpoint(folder, self._checkpoint_files()) if saves else None)

@@ -26,8 +26,8 @@ def map_layers(model: paddle.nn.Layer, rules: Any = None, example: Optional[Exam
     if pipeline_of(checked_model(model)) is None:
         return LayerMap.from_model(model, example, rules)
     if example is not None:
-        message = "The layers of a pipeline are found by names: no stage can run the `example` alone."
-        warnings.warn(problem(message, example=type(example).__name__), stacklevel=2)
+        wrong = "The layers of a pipeline are found by names: no stage can run the `example` alone."
+        warnings.warn(problem(wrong, example=type(example).__name__), stacklevel=2)
     return StageLayers.from_model(model, rules=rules)
 
 
