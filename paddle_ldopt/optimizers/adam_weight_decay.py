@@ -20,7 +20,7 @@ from .._compat import flatten_groups, parameters_of
 from ..layers.decay import LayerDecay
 from .fused import FusedRule
 from .layer_rates import LAYERWISE, layerwise_lr_decay
-from .options import COMMON, WEIGHT_DECAY, bool_option, decay_option, passed_on, register
+from .options import ADAM_FIELDS, COMMON, WEIGHT_DECAY, bool_option, decay_option, passed_on, register
 from .rules import RuleOptimizer, ema_, ema_of_squares_, one_minus_power, sqrt
 from .sharded import Shard, Update
 from .states import ELEMENT, STEP, State, Values
@@ -81,7 +81,7 @@ def adam_weight_decay_update(
 @register(
     "reproducing TensorFlow's BERT fine-tuning; 8 bytes",
     own_exclusion="exclude_from_weight_decay",
-    trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
+    trainer=ADAM_FIELDS,
 )
 class AdamWeightDecay(RuleOptimizer):
     r"""Adam with weight decay selected by regular expressions: the choice to reproduce TensorFlow fine-tuning.

@@ -17,12 +17,10 @@ from .._compat import dtype_name, parameters_of
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
 from .layer_rates import N_LAYERS, layerwise_lr_decay
-from .options import WEIGHT_DECAY, bool_option, checked_lr, decay_option, passed_on, register
+from .options import ADAM_FIELDS, WEIGHT_DECAY, bool_option, checked_lr, decay_option, passed_on, register
 from .rules import sqrt
-from .states import ELEMENT, SCALAR, State, Values
+from .states import ELEMENT, HALF, SCALAR, State, Values
 from .step import Rows, check_gradient
-
-_LOW_PRECISION = {paddle.float16, paddle.bfloat16}  # a set: comparing dtypes is slow
 
 
 @functools.cache
@@ -58,7 +56,7 @@ def adamw_update(
 
 @register(
     "AdamW, layer by layer: the choice for fine-tuning; 8 bytes",
-    trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
+    trainer=ADAM_FIELDS,
 )
 class AdamWDL(LayerwiseOptimizer, AdamW):
     r"""AdamW with one learning rate per layer: the choice for fine-tuning a pretrained transformer.
@@ -179,7 +177,7 @@ class AdamWDL(LayerwiseOptimizer, AdamW):
             if not (usual and state[0] is not None and state[0].is_same_shape(param)):
                 check_gradient(self, param, grad)
                 self.check_param(param)
-                low = param.dtype in _LOW_PRECISION and not has_kernel("adamw", str(param.place), param.dtype)
+                low = param.dtype in HALF and not has_kernel("adamw", str(param.place), param.dtype)
                 # the kernel rounds weight decay to float32
                 if low or (param.dtype == paddle.float64 and (self.ratios or self.hook)):
                     by_rule.append(i)

@@ -30,12 +30,12 @@ class Batch:
 
     def __init__(self, optimizer: "LayerwiseOptimizer", params: list[Tensor]) -> None:
         first, owners = params[0], optimizer._master_weights
-        self._optimizer, self.params, self.dtype = optimizer, params, compute_dtype(first)
+        self._optimizer, self.params, self.rule_dtype = optimizer, params, compute_dtype(first)
         self._shard, states = Shard(list(first.shape)), optimizer.states_of(first)
         states.update({_MASTER: State(ELEMENT)} if optimizer.has_master(first) else {})
         self._stacks: dict[str, Any] = {}  # state or masters -> [k, ...]; of a single parameter the tensor itself
         self._shapes: dict[str, list[int]] = {}  # as the rule sees the stacks
-        self._targets, self._dtype = list(map(uncounted, params)), first.dtype
+        self._targets, self._param_dtype = list(map(uncounted, params)), first.dtype
         self._dicts: list[dict[str, Any]] = []  # where the optimizer keeps each tensor
         self._keys: list[str] = []
         for name, (per, _) in states.items():
@@ -77,7 +77,7 @@ class Batch:
             now = list(map(operator.getitem, self._dicts, self._keys))
         except KeyError:  # a state was removed
             return False
-        same = all(map(Tensor.is_same_shape, self.params, self._targets)) and self.params[0].dtype == self._dtype
+        same = all(map(Tensor.is_same_shape, self.params, self._targets)) and self.params[0].dtype == self._param_dtype
         for of in (Tensor.data_ptr, Tensor.is_contiguous):
             same = same and list(map(of, self.params)) == list(map(of, self._targets))
         return same and list(map(Tensor.data_ptr, now)) == self._addresses and all(map(Tensor.is_contiguous, now))
@@ -93,15 +93,15 @@ class Batch:
     def update(self, grads: list[Tensor], lr: Any, options: Values, count: Optional[float]) -> None:
         single, state = len(self.params) == 1, Values()
         grad: Any = grads[0] if single else _C_ops.stack(grads, 0)
-        grad = grad if grad.dtype == self.dtype else grad.astype(self.dtype)
+        grad = grad if grad.dtype == self.rule_dtype else grad.astype(self.rule_dtype)
         for name, shape in self._shapes.items():
             stack = self._stacks[name]
-            value = stack if stack.dtype == self.dtype else stack.astype(self.dtype)
+            value = stack if stack.dtype == self.rule_dtype else stack.astype(self.rule_dtype)
             state[name] = value if value.shape == shape else _C_ops.reshape(value, shape)
         params: Any = state.pop(_MASTER, None)
         if params is None:
             params = self._targets[0] if single else _C_ops.stack(self._targets, 0)
-            params = params if params.dtype == self.dtype else params.astype(self.dtype)
+            params = params if params.dtype == self.rule_dtype else params.astype(self.rule_dtype)
         counted = counters(self._optimizer, state, count)
         state.update(counted)
         rule = self._optimizer.rule(params, grad, state, lr, shard=self._shard, **options)
@@ -113,12 +113,12 @@ class Batch:
             if value is stack:  # overwritten by the rule
                 continue
             if not isinstance(value, Tensor):  # one rate for all
-                value = paddle.full([], value, self.dtype)
+                value = paddle.full([], value, self.rule_dtype)
             value = value if value.dtype == stack.dtype else rounded(value, stack.dtype)
             if math.prod(value.shape) != math.prod(stack.shape):
                 value = value.reshape([1] * len(stack.shape)).expand(stack.shape)
             _C_ops.assign_out_(_C_ops.reshape(value, stack.shape), stack)
-        new_params = new_params if new_params.dtype == self._dtype else rounded(new_params, self._dtype)
+        new_params = new_params if new_params.dtype == self._param_dtype else rounded(new_params, self._param_dtype)
         rows = [new_params] if single else _C_ops.unbind(new_params, 0)
         if rows[0] is not self._targets[0]:
             collections.deque(map(_C_ops.assign_out_, rows, self._targets), maxlen=0)
@@ -191,7 +191,7 @@ class Batches:
                         self._batches.pop(old).release(set(old) - set(names))
                     batch = self._batches[names] = Batch(optimizer, params)
                 if any(other != scale for other in scales):
-                    scale = _column(tuple(map(float, scales)), len(shape), batch.dtype, str(param.place))
+                    scale = _column(tuple(map(float, scales)), len(shape), batch.rule_dtype, str(param.place))
                 units.append((batch, part, scale))
         return units
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .step import Rows
 
 _HAS_DEVICES = paddle.is_compiled_with_cuda() or bool(paddle.device.get_all_custom_device_type())
-_ANY_TYPE = 2  # index of the state that may have 16 bits
+_MOMENT = 2  # index of the moment among a rule's states; only it may have 16 bits
 _SMALLEST = float(np.finfo("float32").tiny)
 TYPES = {getattr(paddle, name): code for name, code in kernels.TYPES.items()}
 _FIELDS = set(kernels.TENSOR.names or ())
@@ -118,14 +118,14 @@ class Plan:
                 tensors[i] = state[known[0]]
         for place, tensor in tensors.items():
             why = unsupported_tensor(tensor)
-            if why is None and tensor is not param and place != _ANY_TYPE and tensor.dtype != paddle.float32:
+            if why is None and tensor is not param and place != _MOMENT and tensor.dtype != paddle.float32:
                 why = f"its state is of type {tensor.dtype}"
             if why is not None:
                 return why
             field, at = (struct["state"], place) if isinstance(place, int) else (struct, place)
             field[at] = tensor.data_ptr()
         struct["param_type"], struct["copy_type"] = TYPES[owner.dtype], TYPES[param.dtype]
-        moment = tensors.get(_ANY_TYPE)
+        moment = tensors.get(_MOMENT)
         struct["moment_type"] = TYPES[paddle.float32 if moment is None else moment.dtype]
         struct["rule"], possible = kernels.RULES[rule.name], dict.fromkeys(kernels.RULE_FLAGS, True)
         possible.update(factored=rule.factored and len(shape) >= 2, grad_centralization=len(shape) in CONVOLUTIONS)

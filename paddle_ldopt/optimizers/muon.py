@@ -13,7 +13,17 @@ from paddle import Tensor
 
 from .._checks import Option, checked_bool, checked_callable, refusal
 from .._compat import topology
-from .options import OWN_RATE, WEIGHT_DECAY, bool_option, decay_option, from_one, numbers, passed_on, register
+from .options import (
+    ADAM_FIELDS,
+    OWN_RATE,
+    WEIGHT_DECAY,
+    bool_option,
+    decay_option,
+    from_one,
+    numbers,
+    passed_on,
+    register,
+)
 from .rules import RuleOptimizer, ema_, ema_of_squares_, one_minus_power, sqrt
 from .sharded import Shard
 from .states import ELEMENT, STEP, State
@@ -82,7 +92,7 @@ def orthogonalized(u: Any, coefficients: tuple[float, float, float], steps: int,
 
 @register(
     "momentum of a matrix made orthogonal; 4 bytes in matrices of blocks, 8 elsewhere",
-    trainer={"beta1": "adam_beta1", "beta2": "adam_beta2", "epsilon": "adam_epsilon"},
+    trainer=ADAM_FIELDS,
     instead_of_layers="use_muon",
 )
 class Muon(RuleOptimizer):

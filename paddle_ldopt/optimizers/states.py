@@ -25,6 +25,7 @@ USED_LR = "used_lr"  # for `Adafactor.used_lr` and `AdafactorSchedule`
 POWERS = (STEP, "beta2_pow_acc")  # every optimizer has one of them or both
 COUNTERS = (*POWERS, GLOBAL_STEP)  # neither negative nor NaN
 
+HALF = {paddle.float16, paddle.bfloat16}  # a set: comparing dtypes is slow
 Values = dict[str, Any]  # by name, of states or of options
 
 _INFIX = "_fp32_master_0_"  # at which PaddleNLP's unified checkpoints split state names

@@ -35,10 +35,9 @@ from .._processes import check_same_options
 from .fused import can_clip, clip_gradients, library_is_usable, read_structs, refuse_fused, update_fused
 from .layer_rates import LayerRates
 from .sharded import MissingGradients, ShardFinder
-from .states import Values, refresh_masters
+from .states import HALF, Values, refresh_masters
 
-_HALF = {paddle.float16, paddle.bfloat16}
-_FLOATS = {*_HALF, paddle.float32, paddle.float64}
+_FLOATS = {*HALF, paddle.float32, paddle.float64}
 _COMPLEX = {paddle.complex64, paddle.complex128}
 Pairs = list[tuple[Tensor, Tensor]]  # (parameter, gradient)
 
@@ -221,7 +220,7 @@ class OneStep(LayerRates):
                     check_gradient(self, param, grad)
                 types = {param.name: grad.dtype for param, grad in pairs}
                 # Paddle has no norm of 16 bits on a CPU
-                half = {p.name for p, g in pairs if g.dtype in _HALF and g.place.is_cpu_place() and g.is_dense()}
+                half = {p.name for p, g in pairs if g.dtype in HALF and g.place.is_cpu_place() and g.is_dense()}
                 pairs = clip([(p, g.astype(paddle.float32) if p.name in half else g) for p, g in pairs])
                 pairs = [(p, g if g.is_selected_rows() else in_shape(g, p).astype(types[p.name])) for p, g in pairs]
             if self.regularization is not None or any(getattr(p, "regularizer", None) is not None for p, _ in pairs):
