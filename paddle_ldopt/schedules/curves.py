@@ -397,10 +397,12 @@ def get_wsd_schedule(
         >>> rates_of(get_wsd_schedule(0.1, 2, 2, num_training_steps=6, decay_type="linear"), 7)
         [0.0, 0.05, 0.1, 0.1, 0.1, 0.05, 0.0]
     """
+    others, f = {"num_warmup_steps": num_warmup_steps, "num_decay_steps": num_decay_steps}, min_lr_ratio
     if num_stable_steps is None:
-        others = {"num_warmup_steps": num_warmup_steps, "num_decay_steps": num_decay_steps}
         num_stable_steps = steps_left(num_training_steps, "num_stable_steps", **others)
-    phases, f = (num_warmup_steps, num_stable_steps, num_decay_steps), min_lr_ratio
+    elif num_training_steps is not None:
+        steps_left(num_training_steps, num_stable_steps=num_stable_steps, **others)  # warns of a longer schedule
+    phases = num_warmup_steps, num_stable_steps, num_decay_steps
     curve = StableDecay(*phases, num_cycles, start=f, floor=f, end=f, rise=warmup_type, fall=decay_type)
     return scheduled(optimizer, curve, last_epoch)
 
@@ -438,9 +440,11 @@ def get_constant_schedule_with_cool_down(
     Source: ``mindformers.core.ConstantWithCoolDownLR``; DeepSeek-V3 (arXiv 2412.19437), section 4.2.
     """
     peak = checked_peak(optimizer)
+    phases = {"num_warmup_steps": num_warmup_steps, "keep_steps": keep_steps, "final_steps": final_steps}
     if decay_steps is None:
-        phases = {"num_warmup_steps": num_warmup_steps, "keep_steps": keep_steps, "final_steps": final_steps}
         decay_steps = max(0, steps_left(num_training_steps, "decay_steps", **phases))
+    elif num_training_steps is not None:
+        steps_left(num_training_steps, decay_steps=decay_steps, **phases)
     floor = checked_number(lr_end1, "lr_end1", 0.0, peak) / peak
     end = floor if lr_end2 is None else checked_number(lr_end2, "lr_end2", 0.0, peak) / peak
     start = checked_number(warmup_lr_init, "warmup_lr_init", 0.0, peak) / peak

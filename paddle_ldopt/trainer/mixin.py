@@ -28,7 +28,7 @@ from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..optimizers import LayerwiseOptimizer
 from ..optimizers.layer_rates import apply_layerwise_decay
-from ..optimizers.options import REGISTRY
+from ..optimizers.options import ADAM_FIELDS, REGISTRY
 from ..rates import layerwise_interface
 from ..schedules import MetricSchedule, get_scheduler
 from ..schedules.factory import SCHEDULES
@@ -81,6 +81,7 @@ class LdoptTrainerMixin(ResumeMixin):
     lr_scheduler: Any
 
     _own_optimizer: Any = None  # built by us, without a wrapper
+    _built_with: dict[str, Any]  # the settings that it was built with
     _frozen: Any = ()  # parameters frozen by us
     _own_schedule: Any = None  # built by us or the Trainer
     _record: Record  # of the current training
@@ -105,6 +106,8 @@ class LdoptTrainerMixin(ResumeMixin):
         """
         if self.lr_scheduler is not None and self.lr_scheduler is self._own_schedule:
             self.lr_scheduler = None
+        if self.optimizer is None and self._own_optimizer is not None:  # discarded by the user, to use new settings
+            vars(self).pop("layer_map", None)
         _ignore_steps_without_metric(self.lr_scheduler)
         self._check_optimizer()
         self._record = self._settings()  # in all processes: the stages of a pipeline agree on the layers
@@ -157,7 +160,7 @@ class LdoptTrainerMixin(ResumeMixin):
                 wrong = f"PaddleNLP cannot resume unified checkpoints of {info.cls.__name__} in several processes:"
                 given = {"unified_checkpoint": True, "processes": processes}
                 raise refusal(ValueError, f"{wrong} set unified_checkpoint=False.", **given)
-        self._own_optimizer = unwrap(self.optimizer)
+        self._own_optimizer, self._built_with = unwrap(self.optimizer), _built_with(args)
         leave_out_frozen(self._own_optimizer)
         return self.optimizer
 
@@ -251,9 +254,9 @@ class LdoptTrainerMixin(ResumeMixin):
             return
         if unwrap(self.optimizer) is not self._own_optimizer:
             check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
-        elif decay_of_arguments(self.args) != (layerwise_interface(self.optimizer).decay or OFF):
-            wrong = "The decay has changed since the optimizer was built: set `trainer.optimizer = None`."
-            raise refusal(ValueError, wrong, layerwise_decay=decay_of_arguments(self.args))
+        elif changed := {name: now for name, now in _built_with(self.args).items() if now != self._built_with[name]}:
+            wrong = "Settings have changed since the optimizer was built: set `trainer.optimizer = None`."
+            raise refusal(ValueError, wrong, **changed)
         own = schedules_of(unwrap(self.optimizer)).items()
         if others := [name for name, one in own if name != "schedule" and one is not self.lr_scheduler]:
             wrong = 'The Trainer steps one schedule: give groups a number as "learning_rate", a factor of it.'
@@ -310,6 +313,12 @@ class LdoptTrainerMixin(ResumeMixin):
             "unfreeze_every_k_steps": unfreezing[0].every_k_steps if unfreezing else None,
             "layout": {axis: max(degree, 1) for axis, degree in degrees.items()},
         }
+
+
+def _built_with(args: Args) -> dict[str, Any]:
+    """Return the settings of a built optimizer, which later trainings cannot change."""
+    fields = ("optim", "optim_kwargs", "weight_decay", "max_grad_norm", "layerwise_rules", *ADAM_FIELDS.values())
+    return {"layerwise_decay": decay_of_arguments(args), **{name: getattr(args, name, None) for name in fields}}
 
 
 def check_given_optimizer(optimizer: Optimizer, scheduler: Optional[LRScheduler], args: Args) -> None:

@@ -241,6 +241,8 @@ def test_errors_are_transformers(kind, steps, options, says):
 
 def test_the_stable_steps_of_wsd_override_the_training():
     assert make("warmup_stable_decay", num_stable_steps=50).curve.stable == 50
+    with pytest.warns(UserWarning, match="The schedule is longer than the training"):
+        make("warmup_stable_decay", num_stable_steps=71)
     assert make("warmup_stable_decay", num_stable_steps=70).curve == make("warmup_stable_decay").curve
 
 

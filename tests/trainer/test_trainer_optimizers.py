@@ -113,12 +113,19 @@ def test_a_decay_that_changed_between_two_trainings_is_refused(tmp_path):
     trainer.train()
     assert any(param.stop_gradient for param in trainer.model.parameters())
     trainer.args.layerwise_lr_decay, trainer.args.layerwise_freeze_below = 0.5, 0.0
-    with pytest.raises(ValueError, match="The decay has changed since the optimizer was built"):
+    with pytest.raises(ValueError, match="Settings have changed since the optimizer was built"):
         trainer.train()
     trainer.optimizer = None
     trainer.train()
     assert trainer.optimizer.decay.layerwise_decay == 0.5
     assert not any(param.stop_gradient for param in trainer.model.parameters())
+    trainer.args.weight_decay, trainer.args.layerwise_rules = 0.25, '{"pooler": "embeddings"}'
+    with pytest.raises(ValueError, match="Received: weight_decay=0.25, layerwise_rules="):
+        trainer.train()
+    trainer.optimizer = None
+    trainer.train()
+    assert trainer.optimizer._default_dict["weight_decay"] == 0.25
+    assert trainer.layer_map.layer_of("bert.pooler.dense.weight").label == "embeddings"
 
 
 def test_an_optimizer_made_by_the_trainers_own_method_is_refused(tmp_path):
