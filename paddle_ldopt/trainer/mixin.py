@@ -81,7 +81,7 @@ class LdoptTrainerMixin(ResumeMixin):
     lr_scheduler: Any
 
     _own_optimizer: Any = None  # built by us, without a wrapper
-    _built_with: dict[str, Any]  # the settings that it was built with
+    _built_with: dict[str, Any] = {}  # the settings that it was built with
     _frozen: Any = ()  # parameters frozen by us
     _own_schedule: Any = None  # built by us or the Trainer
     _record: Record  # of the current training
@@ -106,8 +106,9 @@ class LdoptTrainerMixin(ResumeMixin):
         """
         if self.lr_scheduler is not None and self.lr_scheduler is self._own_schedule:
             self.lr_scheduler = None
-        if self.optimizer is None and self._own_optimizer is not None:  # discarded by the user, to use new settings
-            vars(self).pop("layer_map", None)
+        rules = getattr(self.args, "layerwise_rules", None)
+        if self.optimizer is None and self._built_with.get("layerwise_rules", rules) != rules:
+            vars(self).pop("layer_map", None)  # by the rules of an earlier training
         _ignore_steps_without_metric(self.lr_scheduler)
         self._check_optimizer()
         self._record = self._settings()  # in all processes: the stages of a pipeline agree on the layers
@@ -127,6 +128,9 @@ class LdoptTrainerMixin(ResumeMixin):
         args: Any = self.args
         decay, groups = decay_of_arguments(args), self.optimizer_grouped_parameters
         info = REGISTRY.get(name_of(args.optim))
+        for param in self._frozen:  # by the decay of an earlier training
+            param.stop_gradient = False
+        self._frozen = ()
         layers = self.layer_map if decay != OFF or (info is not None and info.instead_of_layers) else None
         if layers is not None:
             self._freeze(layers, decay)
@@ -165,8 +169,6 @@ class LdoptTrainerMixin(ResumeMixin):
         return self.optimizer
 
     def _freeze(self, layers: LayerMap, decay: LayerDecay) -> None:
-        for param in self._frozen:  # by the decay of an earlier training
-            param.stop_gradient = False
         params, ratios = self.model.parameters(), layers.ratios(decay)
         frozen = [p for p in params if not p.stop_gradient and ratios[layers.name_of(p.name)] == 0]
         for param in frozen:

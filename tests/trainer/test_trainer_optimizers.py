@@ -108,16 +108,16 @@ def test_an_optimizer_of_a_layer_that_was_replaced_is_refused(tmp_path):
         trainer.train()
 
 
-def test_a_decay_that_changed_between_two_trainings_is_refused(tmp_path):
+@pytest.mark.parametrize("decay", [0.5, 1.0])
+def test_settings_that_changed_between_two_trainings_are_refused(tmp_path, decay):
     trainer = common.trainer(tmp_path, layerwise_lr_decay=0.8, layerwise_freeze_below=0.6, max_steps=1)
     trainer.train()
     assert any(param.stop_gradient for param in trainer.model.parameters())
-    trainer.args.layerwise_lr_decay, trainer.args.layerwise_freeze_below = 0.5, 0.0
+    trainer.args.layerwise_lr_decay, trainer.args.layerwise_freeze_below = decay, 0.0
     with pytest.raises(ValueError, match="Settings have changed since the optimizer was built"):
         trainer.train()
     trainer.optimizer = None
     trainer.train()
-    assert trainer.optimizer.decay.layerwise_decay == 0.5
     assert not any(param.stop_gradient for param in trainer.model.parameters())
     trainer.args.weight_decay, trainer.args.layerwise_rules = 0.25, '{"pooler": "embeddings"}'
     with pytest.raises(ValueError, match="Received: weight_decay=0.25, layerwise_rules="):
@@ -125,6 +125,7 @@ def test_a_decay_that_changed_between_two_trainings_is_refused(tmp_path):
     trainer.optimizer = None
     trainer.train()
     assert trainer.optimizer._default_dict["weight_decay"] == 0.25
+    assert decay == 1.0 or trainer.optimizer.decay.layerwise_decay == decay
     assert trainer.layer_map.layer_of("bert.pooler.dense.weight").label == "embeddings"
 
 
