@@ -46,7 +46,8 @@ def together(act: Callable[[], Any]) -> tuple[Any, list[Any]]:
 def check_same_options(optimizer: Optimizer, group: Any = None) -> None:
     inner = unwrap(optimizer)
     given = vars(inner).get("_options", inner._default_dict)
-    mine = {name: value for name, value in given.items() if value is None or isinstance(value, (bool, int, float, str))}
+    plain = (type(None), bool, int, float, str, tuple, list)
+    mine = {name: value for name, value in given.items() if isinstance(value, plain)}
     own_rate = getattr(inner, "sets_own_lr", False)  # such a rate may be that of a parameter
     mine.update(optimizer=type(inner).__name__, learning_rate=None if own_rate else inner.get_lr())
     decay = getattr(inner, "layerwise_decay", 1.0)

@@ -106,7 +106,8 @@ class GradientAccumulator:
         check_own_gradients("`apply`")
         if self._synchronized:
             raise refusal(ValueError, "The sums are synchronized: call `reset` or `apply` first.", step=self._step)
-        known = bool(self._sums) and names == self._names
+        same = all(total is None or total.shape == p.shape for total, p in zip(self._sums, parameters or []))
+        known = bool(self._sums) and names == self._names and (same or self._step > 0)
         if known and len(given) != len(self._sums):
             raise ValueError(f"Expected {len(self._sums)} gradients, but got {len(given)}")
         if self._step and not known:

@@ -195,9 +195,8 @@ def load_optimizer(
         in_file = ["schedule", "scaler", *(name for name in parts if f"{name}_state" in record)]
         saved = {name: from_json(record[f"{name}_state"]) for name in in_file}
         to_load = states_to_load(saved, parts, record, present)
-    set_parts(parts, to_load)
-    for name in saved.keys() & parts.keys() - to_load.keys():  # schedules of another class
-        resume_at(parts[name], step_of_state(saved[name]) if step is None else step)
+    steps = {name: step_of_state(saved[name]) if step is None else step for name in saved.keys() & parts.keys()}
+    set_parts(parts, to_load, {name: at for name, at in steps.items() if name not in to_load})  # of another class
     _set_states(inner, states)
     if found:
         warnings.warn(problem(f"The file is of another optimizer: {'; '.join(found)}.", strict=strict), stacklevel=2)
@@ -279,15 +278,21 @@ def states_to_load(saved: dict[str, Any], parts: Mapping[str, Any], was: Record,
     return {name: saved[name] for name in parts if name in saved and before.get(name) == present.get(name)}
 
 
-def set_parts(parts: Mapping[str, Any], states: dict[str, Any]) -> dict[str, Any]:
-    """Load the states of schedules and loss scaler, all or none; return the previous states."""
-    before = {name: parts[name].state_dict() for name in states}
-    for name, present in before.items():
-        if (keys := _keys(states[name])) != _keys(present):
+def set_parts(parts: Mapping[str, Any], states: dict[str, Any], steps: dict[str, Optional[int]]) -> dict[str, Any]:
+    """Load the states of schedules and loss scaler, and begin other schedules at `steps`; all or none.
+
+    Return the previous states.
+    """
+    before = {name: parts[name].state_dict() for name in (*states, *steps)}
+    for name, state in states.items():
+        present = before[name]
+        if (keys := _keys(state)) != _keys(present):
             raise refusal(ValueError, f"A {type(parts[name]).__name__} has the keys {_keys(present)}.", keys=keys)
     try:
         for name, state in states.items():
             _set_part(parts[name], state)
+        for name, step in steps.items():
+            resume_at(parts[name], step)
     except Exception as error:
         for name, state in before.items():
             _set_part(parts[name], state)

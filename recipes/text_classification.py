@@ -67,8 +67,8 @@ class Texts(Encoded):
 def build(args, splits):
     count = lambda row, tokenizer: len(tokens_of(row[0], tokenizer)["input_ids"])  # noqa: E731
     tokenizer, model = load_encoder(args, splits.train, count, classes=splits.labels)
-    by_length = {part: sorted(getattr(splits, part), key=lambda row: len(row[0])) for part in ("validation", "test")}
-    rows = {"train": splits.train, **by_length}  # less padding
+    less_padded = splits.each(lambda rows: sorted(rows, key=lambda row: len(str(row[0]))))
+    rows = {**less_padded, "train": splits.train}
     data = {part: Texts(rows[part], tokenizer, args.max_length, splits) for part in rows}
     trainer = FineTuner(model, args, data, DataCollatorWithPadding(tokenizer), tokenizer)
     trainer.loss, _ = classification.KINDS[splits.kind]

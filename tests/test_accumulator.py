@@ -150,6 +150,11 @@ def test_the_trainable_parameters_may_change_between_cycles_only():
     accumulator(model)
     assert len(accumulator.gradients) == 4
     accumulator.apply(optimizer)
+    model[0], model[2] = paddle.nn.Linear(model[0].weight.shape[0], 9), paddle.nn.Linear(9, 2)  # of another width
+    backward(model, batches()[0])
+    accumulator(model)
+    assert accumulator.gradients[0].shape[1] == 9
+    accumulator.reset()
     accumulator([tensor(1.0)])  # a list has slots of its own
     assert [gradient.tolist() for gradient in accumulator.gradients] == [[1.0]]
 

@@ -20,7 +20,7 @@ from .._compat import flatten_groups, parameters_of
 from ..layers.decay import LayerDecay
 from .fused import FusedRule
 from .layer_rates import LAYERWISE, layerwise_lr_decay
-from .options import ADAM_FIELDS, COMMON, WEIGHT_DECAY, bool_option, decay_option, passed_on, register
+from .options import ADAM, COMMON, WEIGHT_DECAY, bool_option, decay_option, passed_on, register
 from .rules import RuleOptimizer, ema_, ema_of_squares_, one_minus_power, sqrt
 from .sharded import Shard, Update
 from .states import ELEMENT, STEP, State, Values
@@ -78,11 +78,7 @@ def adam_weight_decay_update(
     return param.subtract_((m * alpha_t).divide_(sqrt(v).scale_(1.0, epsilon))), new_state
 
 
-@register(
-    "reproducing TensorFlow's BERT fine-tuning; 8 bytes",
-    own_exclusion="exclude_from_weight_decay",
-    trainer=ADAM_FIELDS,
-)
+@register("reproducing TensorFlow's BERT fine-tuning; 8 bytes", own_exclusion="exclude_from_weight_decay", trainer=ADAM)
 class AdamWeightDecay(RuleOptimizer):
     r"""Adam with weight decay selected by regular expressions: the choice to reproduce TensorFlow fine-tuning.
 

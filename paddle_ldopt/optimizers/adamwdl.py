@@ -17,7 +17,7 @@ from .._compat import dtype_name, parameters_of
 from .base import LayerwiseOptimizer
 from .fused import FusedRule
 from .layer_rates import N_LAYERS, layerwise_lr_decay
-from .options import ADAM_FIELDS, WEIGHT_DECAY, bool_option, checked_lr, decay_option, passed_on, register
+from .options import ADAM, WEIGHT_DECAY, bool_option, checked_lr, decay_option, passed_on, register
 from .rules import sqrt
 from .states import ELEMENT, HALF, SCALAR, State, Values
 from .step import Rows, check_gradient
@@ -54,10 +54,7 @@ def adamw_update(
     return param, {"moment1": m, "moment2": v, **new_powers}
 
 
-@register(
-    "AdamW, layer by layer: the choice for fine-tuning; 8 bytes",
-    trainer=ADAM_FIELDS,
-)
+@register("AdamW, layer by layer: the choice for fine-tuning; 8 bytes", trainer=ADAM)
 class AdamWDL(LayerwiseOptimizer, AdamW):
     r"""AdamW with one learning rate per layer: the choice for fine-tuning a pretrained transformer.
 

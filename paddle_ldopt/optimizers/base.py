@@ -9,16 +9,7 @@ from paddle import Tensor
 from paddle.optimizer.lr import LRScheduler
 
 from .. import _compat
-from .._checks import (
-    Option,
-    checked_bool,
-    checked_callable,
-    checked_int,
-    checked_number,
-    nearest,
-    one_of_two,
-    refusal,
-)
+from .._checks import Option, checked_bool, checked_callable, checked_int, checked_number, nearest, one_of_two, refusal
 from ..layers.decay import LayerDecay, checked_decay
 from .batches import Batches, prepared_shards
 from .fused import FusedRule, refuse_fused

@@ -181,7 +181,8 @@ def read_structs(optimizer: "LayerwiseOptimizer", rows: "Rows") -> tuple[NDArray
         if plan is not None:  # keep the others: the next step may update them
             known = {id(p) for p in flatten_groups(optimizer._parameter_list)} - set(map(id, params))
             others = [param for param in plan.params if id(param) in known]
-            every += [param for param in others if param.name in optimizer._already_create_accumulator]
+            created = optimizer._already_create_accumulator
+            every += [param for param in others if param.name in created and not param.stop_gradient]
         plan = optimizer.plan = Plan(optimizer, every)
         at_row = range(len(params))
     structs = plan.structs[at_row]

@@ -12,7 +12,7 @@ from paddle import Tensor, _C_ops
 
 from .._checks import Option
 from .fused import CONVOLUTIONS, FusedRule
-from .options import BETA_FIELDS, OWN_SCHEDULE, bool_option, decay_or_function, parameters_first, passed_on, register
+from .options import BETAS, OWN_SCHEDULE, bool_option, decay_or_function, parameters_first, passed_on, register
 from .rules import RuleOptimizer, ema_, ema_of_squares_, one_minus_power, sqrt
 from .sharded import Shard, Update
 from .states import ELEMENT, GLOBAL_STEP, STEP, State
@@ -51,7 +51,7 @@ def lamb_update(
     return param.subtract_(u.multiply_(lr * trust_ratio)), {"moment1": m, "moment2": v}
 
 
-@register("batches of thousands of rows; 8 bytes", trainer=BETA_FIELDS)
+@register("batches of thousands of rows; 8 bytes", trainer=BETAS)
 class Lamb(RuleOptimizer):
     r"""Adam with each parameter's step scaled to the norm of its weights: the choice for very large batches.
 

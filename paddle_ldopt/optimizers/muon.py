@@ -13,17 +13,7 @@ from paddle import Tensor
 
 from .._checks import Option, checked_bool, checked_callable, refusal
 from .._compat import topology
-from .options import (
-    ADAM_FIELDS,
-    OWN_RATE,
-    WEIGHT_DECAY,
-    bool_option,
-    decay_option,
-    from_one,
-    numbers,
-    passed_on,
-    register,
-)
+from .options import ADAM, OWN_RATE, WEIGHT_DECAY, bool_option, decay_option, from_one, numbers, passed_on, register
 from .rules import RuleOptimizer, ema_, ema_of_squares_, one_minus_power, sqrt
 from .sharded import Shard
 from .states import ELEMENT, STEP, State
@@ -92,7 +82,7 @@ def orthogonalized(u: Any, coefficients: tuple[float, float, float], steps: int,
 
 @register(
     "momentum of a matrix made orthogonal; 4 bytes in matrices of blocks, 8 elsewhere",
-    trainer=ADAM_FIELDS,
+    trainer=ADAM,
     instead_of_layers="use_muon",
 )
 class Muon(RuleOptimizer):

@@ -104,9 +104,9 @@ SCALE_PARAMETER = bool_option("scale the rate by the parameter's RMS", group=Tru
 RELATIVE_STEP = bool_option("compute the rate from the step number")
 WEIGHT_DECAY = Option(doc="decoupled weight decay", group=True, read=plain_weight_decay)
 
-# fields of a Trainer's arguments
-BETA_FIELDS = {"beta1": "adam_beta1", "beta2": "adam_beta2"}
-ADAM_FIELDS = {**BETA_FIELDS, "epsilon": "adam_epsilon"}
+# options -> fields of a Trainer's arguments
+BETAS = {"beta1": "adam_beta1", "beta2": "adam_beta2"}
+ADAM = {**BETAS, "epsilon": "adam_epsilon"}
 
 
 # ---- the table of optimizers

@@ -183,6 +183,8 @@ class OneStep(LayerRates):
             if by_paddle is not None:
                 by_paddle(count)
             if count is not None and count != self.taken and not rows.params:
+                if not self._accumulators:  # no layer has moved yet
+                    create_state(self, [param for _, pairs in clipped for param, _ in pairs][:1])
                 self.keep_count(count)
             self.taken = count
             return []

@@ -21,7 +21,7 @@ from .._compat import unwrap, wrappers
 from .._files import checked_path, damages, digest, file_errors, read_json, write_file
 from .._processes import check_same_options, together
 from ..checkpoint import describe, one_of_ours, record_differences, schedules_of, set_parts, states_to_load, tensor_type
-from ..schedules.warmup import resume_at, step_of_state
+from ..schedules.warmup import step_of_state
 
 RECORD = "ldopt_checkpoint.json"
 SCHEDULE = "schedule.pdparams"
@@ -136,11 +136,13 @@ def load_checkpoint(
         parts = schedules_of(unwrap(optimizer))
         schedules = _read_pickle(path, SCHEDULE) if os.path.exists(os.path.join(path, SCHEDULE)) else {}
         to_load = states_to_load(schedules, parts, record, present)
-        set_parts(parts, set_parts(parts, to_load))  # try them, then restore: another process may refuse
-        own = state, parts, to_load, schedules, saved, found
+        other_class = schedules.keys() & parts.keys() - to_load.keys()
+        steps = {name: step_of_state(schedules[name]) for name in other_class}
+        set_parts(parts, set_parts(parts, to_load, steps), {})  # try them, then restore: another process may refuse
+        own = state, parts, to_load, steps, saved, found
         return own, (set(state), digest(os.path.join(path, RECORD)))
 
-    (state, parts, to_load, schedules, saved, found), shared = together(prepare)
+    (state, parts, to_load, steps, saved, found), shared = together(prepare)
     loaded, digests = zip(*shared)
     if any(one != digests[0] for one in digests):
         wrong = "All processes must load the same checkpoint: give the same `folder`."
@@ -152,9 +154,7 @@ def load_checkpoint(
     # Paddle keeps a list of the files of each folder, which may have changed
     importlib.import_module(dist.load_state_dict.__module__).PATH_TO_CHECKPOINT_FILES.pop(os.fspath(folder), None)
     dist.load_state_dict(state, os.fspath(folder))
-    set_parts(parts, to_load)
-    for name in schedules.keys() & parts.keys() - to_load.keys():  # of another class
-        resume_at(parts[name], step_of_state(schedules[name]))
+    set_parts(parts, to_load, steps)
     if found or unused:
         found += [f"unused are {quoted(unused)} ({len(unused)})"] * bool(unused)
         wrong = f"The checkpoint is of another optimizer: {'; '.join(found)}."

@@ -289,7 +289,7 @@ class PipelineWithLossScale:
             output = self._update()
         finally:  # otherwise the next step would add to these gradients
             self._optimizer.clear_grad(set_to_zero=self._groups.has_slices)  # zeros would make a step
-        self._epochs = {} if schedule is None else {schedule: schedule.last_epoch}
+            self._epochs = {} if schedule is None else {schedule: schedule.last_epoch}
         return output
 
     def _update(self) -> Union[StepOutput, StepOutputWithLocalNorm]:
@@ -304,13 +304,15 @@ class PipelineWithLossScale:
                 gradients.reduce()
                 norm = gradients.global_norm()
             overflow = bool(groups.greatest(not math.isfinite(norm)))  # the reduction can also overflow
-            if not overflow and norm < self._spike:
+            moves = not overflow and norm < self._spike
+            if moves:
                 gradients.apply(norm, math.inf if self._max_norm is None else self._max_norm)
-                for schedule in {*schedules_of(_compat.unwrap(self._optimizer)).values()}:  # groups may share one
-                    on_metric = isinstance(schedule, (MetricSchedule, ReduceOnPlateau))
-                    if not on_metric or getattr(schedule, "num_warmup_steps", None):
-                        schedule.step()
         self.scaler.update(overflow)
+        attached = schedules_of(_compat.unwrap(self._optimizer)).values() if moves else ()
+        for schedule in {*attached}:  # groups may share one
+            on_metric = isinstance(schedule, (MetricSchedule, ReduceOnPlateau))
+            if not on_metric or getattr(schedule, "num_warmup_steps", None):
+                schedule.step()
         scale, rate, norm = paddle.to_tensor([scale, rate, math.inf if overflow else norm], "float32").unbind()
         output = StepOutput(loss, paddle.to_tensor(overflow), scale, rate, None if self._max_norm is None else norm)
         return StepOutputWithLocalNorm(*output, *local_norms) if local_norms else output

@@ -4,15 +4,7 @@ import dataclasses
 from typing import Any, Optional
 
 from .._checks import refusal
-from ..config import (
-    BUILT_IN,
-    DecaySettings,
-    LdoptConfig,
-    changed_fields,
-    json_argument,
-    name_of,
-    settings_of_arguments,
-)
+from ..config import BUILT_IN, DecaySettings, LdoptConfig, changed_fields, json_argument, name_of, settings_of_arguments
 from ..layers.decay import LayerDecay
 from ..optimizers.options import REGISTRY
 from ..schedules.factory import ON_METRIC, SCHEDULES

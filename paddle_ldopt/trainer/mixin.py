@@ -28,7 +28,7 @@ from ..layers.decay import LayerDecay
 from ..layers.map import LayerMap
 from ..optimizers import LayerwiseOptimizer
 from ..optimizers.layer_rates import apply_layerwise_decay
-from ..optimizers.options import ADAM_FIELDS, REGISTRY
+from ..optimizers.options import ADAM, REGISTRY
 from ..rates import layerwise_interface
 from ..schedules import MetricSchedule, get_scheduler
 from ..schedules.factory import SCHEDULES
@@ -108,7 +108,7 @@ class LdoptTrainerMixin(ResumeMixin):
             self.lr_scheduler = None
         rules = getattr(self.args, "layerwise_rules", None)
         if self.optimizer is None and self._built_with.get("layerwise_rules", rules) != rules:
-            vars(self).pop("layer_map", None)  # by the rules of an earlier training
+            self.__dict__.pop("layer_map", None)  # by the rules of an earlier training
         _ignore_steps_without_metric(self.lr_scheduler)
         self._check_optimizer()
         self._record = self._settings()  # in all processes: the stages of a pipeline agree on the layers
@@ -319,7 +319,7 @@ class LdoptTrainerMixin(ResumeMixin):
 
 def _built_with(args: Args) -> dict[str, Any]:
     """Return the settings of a built optimizer, which later trainings cannot change."""
-    fields = ("optim", "optim_kwargs", "weight_decay", "max_grad_norm", "layerwise_rules", *ADAM_FIELDS.values())
+    fields = ("optim", "optim_kwargs", "weight_decay", "max_grad_norm", "layerwise_rules", *ADAM.values())
     return {"layerwise_decay": decay_of_arguments(args), **{name: getattr(args, name, None) for name in fields}}
 
 

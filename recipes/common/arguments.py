@@ -52,7 +52,7 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     layerwise_preserve_mean: Optional[bool] = option(None, "keep the mean rate of the blocks; default for a decay < 1")
     weight_decay: float = option(0.01, "weight decay of all parameters except biases and norms")
     warmup_ratio: Optional[float] = option(None, "warm-up as a fraction of all steps; 0.1 if the schedule has one")
-    num_train_epochs: float = option(8, "number of epochs")
+    num_train_epochs: float = option(8.0, "number of epochs")
     per_device_train_batch_size: int = option(16, "training rows per batch on each device")
     per_device_eval_batch_size: int = option(64, "evaluation rows per batch on each device")
     metric_for_best_model: str = option("accuracy", "validation metric that chooses the checkpoint to keep")

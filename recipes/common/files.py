@@ -128,7 +128,7 @@ def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=No
         raise error("The file has no rows.", source=path)
     if suffix.startswith(".json"):
         return flatten(records)
-    first = records[0][1]
+    first = [cell.strip() for cell in records[0][1]]
     if has_header is None:
         has_header = _has_header(records, wanted, likely, path)
     if not has_header:

@@ -1,6 +1,5 @@
 """A recipe's Trainer, its training with its callbacks, its results and its report; Ctrl-C and SIGTERM."""
 
-import dataclasses
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ import paddle
 from paddle.nn.functional import cross_entropy
 from paddlenlp.trainer import EarlyStoppingCallback, Trainer, TrainerCallback
 
+from paddle_ldopt.config import changed_fields, json_argument
 from paddle_ldopt.schedules import ON_METRIC
 from paddle_ldopt.trainer import LayerLRCallback, LdoptTrainerMixin, ScheduleCallback, StopOnSigterm
 
@@ -177,7 +177,8 @@ def fine_tune(trainer, score, parts, noted=None):
     title = f"{args.model} on {args.data}, {decay}, learning rate {args.learning_rate:g}"
     report = RunReport(args.output_dir, title, trainer.layer_map)
     check_data(args, parts)
-    if args.lr_scheduler_type.value not in ON_METRIC:  # known beforehand
+    scales = json_argument(args, "optim_kwargs").get("scale_parameter")
+    if args.lr_scheduler_type.value not in ON_METRIC and not scales:  # the rates are known beforehand
         trainer.add_callback(ScheduleCallback(f"{args.output_dir}/schedule.png", trainer.layer_map, verbose=False))
     if args.load_best_model_at_end:
         trainer.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
@@ -239,10 +240,5 @@ def _kept(args, state):
 
 
 def changed_settings(args):
-    changed = {}
-    for field in dataclasses.fields(args):
-        value = getattr(args, field.name)
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if field.name in dict(given_in(args.argv)) and value != default:
-            changed[field.name] = getattr(value, "value", value)
-    return changed
+    given = {name.removeprefix("no_") for name, _ in given_in(args.argv)}
+    return {name: getattr(value, "value", value) for name, value in changed_fields(args).items() if name in given}

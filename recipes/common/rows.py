@@ -160,11 +160,13 @@ def hub_rows(source, rows_of, labels, notes):
         found = _load(hub, name, config)
     except Exception as cause:  # no network, an unknown name, a missing package: each library has its own errors
         raise error(f"{hub} cannot load this data set: {cause}.", source=f"{hub}:{name}", config=config) from cause
-    parts = {}
+    parts, label = {}, None
     for split, stems in STEMS.items():
         for records in (records_of(found[stem]) for stem in stems if stem in found):
-            label = next((name for name in labels if records and name in records[0]), None)
-            shown = [record for record in records if label is None or record.get(label) not in (None, "")]
+            if split == "train":
+                label = next((name for name in labels if records and name in records[0]), None)
+            hidden = [None, "", *[-1] * all(record.get(label) == -1 for record in records)]  # scores of GLUE's STS-B
+            shown = [record for record in records if label is None or record.get(label) not in hidden]
             notes.rows += len(records) - len(shown)
             notes.dropped["without a label"] += len(records) - len(shown)
             if shown:

@@ -93,6 +93,8 @@ def check(script, argv):
     if _is_on("compare", given) and (RESUMED in given or float(first.get("layerwise_lr_decay", 0)) == 1):
         problem = "`--compare` needs a `--layerwise_lr_decay` below 1; to go on, give its `--output_dir` again."
         raise error(problem, **{name: first[name] for name in ("layerwise_lr_decay", RESUMED) if name in first})
+    if _is_on("compare", given) and "learning_rate" in given:
+        raise error("`--compare` takes `--compare_learning_rates` instead.", learning_rate=first["learning_rate"])
     if "arguments" in known and "arguments" in first:  # a sweep has those of a recipe
         recipe, argv = first.get("recipe") or known["recipe"][1].args[0].value, shlex.split(first["arguments"])
         check(Path(script).with_name(f"{recipe}.py"), argv)

@@ -109,6 +109,8 @@ def _labelled(parts, options):
     """Return `Parts` with strings, sets of strings or numbers as labels, and their kind."""
     labels, kind = [label for rows in parts.each(list).values() for _, label in rows], options.kind
     lists = options.label_separator is not None or any(isinstance(label, list) for label in labels)
+    if lists and kind not in ("auto", "labels"):
+        raise error("Lists, and labels with a separator, are of the kind labels.", source=options.data, kind=kind)
     counts = Counter() if lists else Counter(map(_label, labels))
     numbers = all(map(is_number, counts))
     if kind == "auto":

@@ -195,6 +195,23 @@ def test_a_parameter_that_was_cast_is_refused_where_it_has_or_lacks_a_master(nam
         ldopt.save_optimizer(tmp_path / "optimizer.safetensors", opt, model)
 
 
+@every_optimizer
+@both_backends
+def test_an_idle_frozen_part_may_be_cast(name, fused):
+    model = paddle.nn.Sequential(paddle.nn.Linear(4, 6), paddle.nn.Linear(6, 2))
+    opt = make(name, model.parameters(), fused=fused, multi_precision=True)
+    give_gradients(model.parameters())
+    opt.step()
+    opt.clear_grad(set_to_zero=False)
+    for param in model[0].parameters():
+        param.stop_gradient = True
+    model[0].to(dtype="bfloat16")
+    give_gradients(model[1].parameters())
+    before = model[1].weight.numpy()
+    opt.step()
+    assert (model[1].weight.numpy() != before).any()
+
+
 @pytest.mark.filterwarnings("ignore:Optimizers use Paddle's operations:UserWarning")
 @every_optimizer
 @pytest.mark.parametrize("fused", [None, True])
@@ -358,6 +375,12 @@ def test_steps_in_which_all_ratios_are_0_count():
         opt.state_dict()
         assert opt.steps_taken() == 7
         got.append(param.numpy())
+        fresh = make(
+            "lamb", [param], learning_rate=lambda step: 1.0 / (step + 1), fused=fused, lr_ratio=lambda param: 0.0
+        )
+        fresh.step()  # it has no state yet
+        fresh.set_state_dict(fresh.state_dict())
+        assert fresh.get_lr() == 0.5
     np.testing.assert_allclose(*got, rtol=1e-6)
 
 

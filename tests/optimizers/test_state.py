@@ -215,6 +215,14 @@ def test_the_state_of_a_second_optimizer_without_schedule_goes_on_with_one(name)
     scheduled = make(name, [param], learning_rate=lambda step: 0.1 * (step + 1))
     scheduled.set_state_dict(second.state_dict())
     assert scheduled.get_lr() == pytest.approx(0.4)
+    linear = paddle.nn.Linear(2, 2)  # and back, where a parameter had no gradient
+    scheduled = make(name, linear.parameters(), learning_rate=lambda step: 0.1)
+    linear.weight.grad = paddle.ones([2, 2])
+    scheduled.step()
+    plain = make(name, linear.parameters())
+    plain.set_state_dict(scheduled.state_dict())
+    plain.step()
+    assert plain.steps_taken() == 2
 
 
 WAYS = {

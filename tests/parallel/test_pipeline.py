@@ -284,6 +284,32 @@ def test_a_rate_that_the_optimizer_sets_may_differ_between_processes(monkeypatch
     assert rates == [None, 0.1]
 
 
+@pytest.mark.parametrize("eps", [[(1e-30, 1e-3), (1e-30, 1e-2)], [(1e-30, 1e-3)] * 2])
+def test_options_that_are_tuples_must_be_the_same_in_all_processes(monkeypatch, eps):
+    params, told = paddle.nn.Linear(4, 2).parameters(), []
+    first, second = (ldopt.Adafactor(params, eps=one) for one in eps)
+    monkeypatch.setattr(_processes, "gathered", lambda mine, _: told.append(mine) or [told[0], mine])
+    _processes.check_same_options(first)
+    if eps[0] == eps[1]:
+        return _processes.check_same_options(second)
+    with pytest.raises(ValueError, match=r"eps=\(1e-30, 0.001\) in process 0 and \(1e-30, 0.01\) in process 1"):
+        _processes.check_same_options(second)
+
+
+def test_a_schedule_that_fails_says_so_again():
+    network, _, _ = made()
+    schedule = paddle.optimizer.lr.LambdaDecay(0.1, [1.0, 0.5].__getitem__)
+    optimizer = ldopt.AdamWDL(schedule, parameters=network.parameters())
+    step = ldopt.PipelineWithLossScale(
+        network, optimizer, scale_sense=ldopt.DynamicLossScaler(2.0**8), micro_batch_num=2
+    )
+    step(*cases.tensors(cases.batch(0)))
+    for done in (2, 3):
+        with pytest.raises(IndexError):
+            step(*cases.tensors(cases.batch(0)))
+        assert step.scaler.state_dict()["good_steps"] == done
+
+
 def test_schedules_of_groups_and_warm_ups_advance():
     network, _, _ = made()
     params = network.parameters()

@@ -156,7 +156,7 @@ def test_delimiters_are_detected(tmp_path, mark, suffix, header):
 
 
 def test_a_usual_name_that_no_row_has_as_its_label_is_a_header(tmp_path):
-    splits = load_splits(write(tmp_path / "a.tsv", ROWS, ("utterance", "Intent")))
+    splits = load_splits(write(tmp_path / "a.tsv", ROWS, ("utterance", " Intent")), label_column="Intent")
     assert list(splits.notes.columns.values()) == ["utterance", "Intent"] and len(everything(splits)) == 60
     rows = [("class", "class"), *((text, "class" if label == "good" else "module") for text, label in ROWS)]
     assert len(everything(load_splits(write(tmp_path / "b.tsv", rows)))) == 61, "here it is a label"
@@ -232,6 +232,7 @@ THREE = tsv((f"to category\t{text}", label) for text, label in ROWS)
 UNIQUE = tsv((text, f"id{i}") for i, (text, _) in enumerate(ROWS))
 UNKNOWN = "id,body,by,stars\n" + "".join(f'{i},"{text}",someone,{label}\n' for i, (text, label) in enumerate(ROWS))
 LATIN = GOOD.encode() + b"caf\xe9\tx\n"
+LISTS = json.dumps([{"text": text, "label": [label]} for text, label in ROWS])
 MISTAKES = {  # name: (files, source, options, what the message says)
     "missing file": ({}, "a.tsv", {}, "The source does not exist. Accepted: .*docstrings"),
     "unknown kind": ({}, "sql:table", {}, "The source does not exist. Accepted: .*datasets:NAME"),
@@ -256,6 +257,8 @@ MISTAKES = {  # name: (files, source, options, what the message says)
     "many wrong rows": of_file("a.tsv", GOOD + "no tab\n" * 4, "Line 61 must .*; Line 63 .*; 4 of 64 rows are wrong"),
     "many empty rows": of_file("a.tsv", GOOD + " \tgood\n" * 4, "Line 61 has no text; .*; 4 of 64 rows are wrong"),
     "scores that are words": of_file("a.tsv", GOOD, "Scores must be numbers.*label='good'", kind="scores"),
+    "scores that are lists": of_file("a.json", LISTS, "of the kind labels", kind="scores"),
+    "a separator of classes": of_file("a.tsv", GOOD, "of the kind labels", kind="classes", label_separator="|"),
     "open quote": of_file("a.csv", 'a,x\n"b,y\nc,x\n', "after line 1 cannot be read"),
     "unknown name": of_file("a.csv", "text,label\na,b\n", r"\['text', 'label'\].*label_column='x'", label_column="x"),
     "position too high": of_file("a.tsv", GOOD, r"Valid: \['0', '1'\].*label_column=2", label_column=2),
@@ -299,6 +302,16 @@ def test_hugging_face_class_labels_get_their_names_and_hidden_ones_are_left_out(
     assert seen == [("glue", "cola")] and splits.labels == ["acceptable", "zero"]
     assert "Hidden text" not in texts(everything(splits)) and splits.test
     assert dict(everything(splits))[ROWS[0][0]] == splits.labels.index("zero")
+
+
+@pytest.mark.parametrize("hidden", [{"label": -1.0}, {}])
+def test_hidden_scores_of_a_hub_and_splits_without_a_label_are_left_out(monkeypatch, hidden):
+    train = [{"idx": i, "sentence": text, "label": i % 50 / 10 - 1} for i, (text, _) in enumerate(ROWS)]
+    found = {"train": train, "test": [{"idx": 0, "sentence": "Hidden text", **hidden}] * 20}
+    monkeypatch.setattr(rows, "_load", lambda *_: found)
+    splits = load_splits("datasets:glue:stsb")
+    assert splits.kind == "scores" and len(everything(splits)) == 60
+    assert "20 without a label; scores cover 60 of 80 rows" in splits.description
 
 
 class ToyReviews(datasets_of_paddlenlp.DatasetBuilder):

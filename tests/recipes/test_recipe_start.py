@@ -56,6 +56,7 @@ SCRIPTS = {path.stem: path for path in (test_recipes.ROOT / "recipes").glob("*.p
         ("--compare_learning_rates 1e-3 high", r"`--compare_learning_rates` must be a number \(float\)"),
         ("--compare perhaps", "`--compare` must be true or false"),
         ("--compare --layerwise_lr_decay 1.00", "`--compare` needs a `--layerwise_lr_decay` below 1"),
+        ("--compare --learning_rate 1e-4", "`--compare` takes `--compare_learning_rates` instead"),
         ("--encoding utf-88", "Python does not know this encoding"),
         ("reviews.csv", r"Arguments begin with `--`. Received: arguments=\['reviews.csv'\]"),
         ("--seed 3 4", r"Arguments begin with `--`. Received: arguments=\['4'\]"),

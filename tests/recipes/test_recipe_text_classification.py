@@ -113,17 +113,18 @@ def test_the_default_data_is_docstrings(run):
 
 @pytest.mark.parametrize(
     ("kind", "warmup", "terminal"),
-    [("linear", 0.1, True), ("constant", 0, False), ("reduce_lr_on_plateau", 0.1, False)],
+    [("linear", 0.1, True), ("constant", 0, False), ("reduce_lr_on_plateau", 0.1, False), ("cosine", 0.1, False)],
 )
 def test_a_terminal_has_a_bar_and_a_folder_the_schedule(run, monkeypatch, kind, warmup, terminal):
     monkeypatch.setattr(sys, "stderr", err := io.StringIO())
     err.isatty = lambda: terminal
-    done = run(lr_scheduler_type=kind, **{**QUICK, "evaluation_strategy": "epoch"})
+    more = {"optim": "adafactor", "optim_kwargs": '{"scale_parameter": true}'} if kind == "cosine" else {}
+    done = run(lr_scheduler_type=kind, **{**QUICK, "evaluation_strategy": "epoch", **more})
     assert done.trainer.args.warmup_ratio == warmup
     assert ("TrainProcess: 100%" in err.getvalue()) == terminal and "step 1/1" in done.out
     assert "global_step" not in done.out + err.getvalue()
     written = {path.name for path in done.folder.glob("schedule.*")}
-    assert written == (set() if kind == "reduce_lr_on_plateau" else {"schedule.png", "schedule.csv"})
+    assert written == (set() if kind in ("reduce_lr_on_plateau", "cosine") else {"schedule.png", "schedule.csv"})
 
 
 def test_the_model_of_a_run_is_one_to_start_from(run):

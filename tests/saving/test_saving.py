@@ -290,6 +290,22 @@ def test_schedules_of_other_groups_are_refused_or_stay(path):
     assert own() == 0.1
 
 
+def test_a_schedule_that_cannot_go_on_leaves_the_others(path):
+    def made(own):
+        model = network()
+        groups = [{"params": [model.matrix]}, {"params": [model.vector], "lr": own}]
+        return model, ldopt.Lamb(ldopt.get_scheduler("linear", 0.1, 0, 9), parameters=groups)
+
+    model, opt = made(ldopt.get_scheduler("linear", 0.1, 0, 9))
+    for schedule in (opt._learning_rate, opt._param_groups[1]["lr"]):
+        schedule.step(7)
+    ldopt.save_optimizer(path, opt, model, step=7)
+    other_model, other = made(own := ldopt.WarmUp(0.1, [0.1, 0.1].__getitem__, 2))
+    with pytest.raises(ValueError, match="The state of a schedule or a scaler cannot be loaded. Received: IndexError"):
+        ldopt.load_optimizer(path, other, other_model, strict=False)
+    assert (other._learning_rate.last_epoch, own.last_epoch) == (0, 0)
+
+
 def network():
     """Return a matrix, which is also tied to a second name, a batch of matrices, a vector, a frozen vector."""
     model = paddle.nn.Layer()
