@@ -149,19 +149,20 @@ class ReduceLROnPlateau(MetricSchedule):
         self.keys = ["last_epoch", "last_lr", "best", "num_bad_epochs", "cooldown_counter"]
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "base_lr": self.base_lr, "warmup_step": self.warmup_step}
+        warmup = {"warmup_step": self.warmup_step, "num_warmup_steps": self.num_warmup_steps}
+        return {**super().state_dict(), "base_lr": self.base_lr, **warmup}
 
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; if the first rate differs, keep the fraction of it."""
-        own = dict(checked_state(state_dict))
-        first, step = own.pop("base_lr", self.base_lr), own.pop("warmup_step", self.num_warmup_steps)
-        first, step = checked_number(first, "base_lr", ends="(]"), checked_int(step, "warmup_step")
+        """Load a state; if the first rate differs, keep the fraction of it. A warm-up that has ended has ended."""
+        own, length = dict(checked_state(state_dict)), self.num_warmup_steps
+        first = checked_number(own.pop("base_lr", self.base_lr), "base_lr", ends="(]")
+        step, end = (checked_int(own.pop(key, length), key) for key in ("warmup_step", "num_warmup_steps"))
         super().set_state_dict(own)
-        step = step or self.num_warmup_steps * bool(self.last_lr)  # a run without a warm-up has had it
-        self.warmup_step = step
-        if first != self.base_lr:
-            lowest = self.min_lr if step >= self.num_warmup_steps else 0.0
-            self.last_lr = max(self.last_lr * (self.base_lr / first), lowest)
+        self.warmup_step = min(step, length) if step < end else length
+        if step < end:
+            self.last_lr = self.base_lr * (self.warmup_step / length if length else 1.0)
+        elif first != self.base_lr:
+            self.last_lr = max(self.last_lr * (self.base_lr / first), self.min_lr)
 
 
 @schedule("reduce_lr_on_plateau", on_metric=ReduceLROnPlateau)

@@ -373,6 +373,12 @@ def test_a_warm_up_comes_before_the_reductions():
     early.step()
     other.set_state_dict(early.state_dict())
     assert other() == pytest.approx(0.2), "the lowest rate is that after the warm-up"
+    for length, rate in ((0, 0.8), (1, 0.8), (8, 0.1)):
+        (other := ReduceLROnPlateau(0.8, num_warmup_steps=length)).set_state_dict(early.state_dict())
+        assert other() == pytest.approx(rate), "a warm-up goes on at its step, or is over"
+        (other := ReduceLROnPlateau(0.4, num_warmup_steps=length)).set_state_dict(schedule.state_dict())
+        other.step(0.5)
+        assert other() == schedule() == pytest.approx(0.1), "a longer warm-up does not begin again"
     resume_at(other := ReduceLROnPlateau(0.8, num_warmup_steps=4), 9)
     assert other() == 0.8, "the state of a schedule of steps says how far the warm-up was"
     with pytest.raises(TypeError, match="`metrics` must be one number"):
