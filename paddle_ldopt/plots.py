@@ -132,6 +132,18 @@ def text_plot(steps: int, series: Series, width: int = 72, height: int = 12) -> 
     return "\n".join(lines)
 
 
+def short_names(towers: Iterable[str]) -> dict[str, str]:
+    """Return tower -> the distinguishing part of its name and a space; "" for a single tower."""
+    named = [tower for tower in dict.fromkeys(towers) if tower]
+    if len(named) < 2:  # beside the only tower, rules place parameters in layers of the same labels
+        return {"": "shared " if named else "", **dict.fromkeys(named, "")}
+    shared = len(os.path.commonprefix([tower.split(".") for tower in named]))
+    short = {tower: ".".join(tower.split(".")[shared:][:1]) for tower in named}
+    if "" in short.values() or len(set(short.values())) < len(named):
+        short = dict(zip(named, named))
+    return {"": "shared ", **{tower: f"{name} " for tower, name in short.items()}}
+
+
 def rich_table(header: Sequence[str], rows: Iterable[Sequence[str]], wrapped: bool = False) -> "Table":
     """Return a table of text for rich's console; `wrapped` breaks cells that do not fit."""
     from rich import box

@@ -45,7 +45,7 @@ def _doubts(layers: Mapping[str, Layer], params: Mapping[str, Any]) -> Iterator[
         towers.setdefault(re.sub(r"\d+", "#", layer.tower), {})[layer.tower] = None
     if all(layer.is_block for layer in blocks):
         if any(shapes != blocks.get(replace(layer, index=1)) for layer, shapes in blocks.items()):
-            yield "the whole model is one numbered list, so that its first and last items count as blocks"
+            yield "all parameters are in blocks, also those of the first and the last layer"
     elif not any(layer.is_head for layer in blocks):
         yield "no parameter is in the head, so that none trains at the full rate"
     for beside in towers.values():

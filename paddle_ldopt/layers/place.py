@@ -64,8 +64,7 @@ class MeasuredModel:
         self.layers.update({name: self._beside(name) for name in unused})
         layers = self.layers = {name: self.layers.get(name, Layer("", 0, 0)) for name in self.tree.names}
         if unused:
-            placed = f"{quoted(self.tree.parts(unused), 12)}, which are placed by name"
-            yield f"the forward pass did not use {placed}: another `example` may use them"
+            yield f"the pass did not use {quoted(self.tree.parts(unused), 12)} (placed by name; another `example` may)"
         if bypassing := self._bypassing():
             yield f"{quoted(self.tree.parts(bypassing), 12)} feed the head also past all blocks and count as embeddings"
         left = {layer.tower for name, layer in layers.items() if layer.is_block and name not in self.placed}
@@ -79,6 +78,12 @@ class MeasuredModel:
             owners = {block: {self.order.classes[one.rpartition(".")[0]] for one in inside[block]} for block in inside}
             if norms := [block for block in owners if all(map(is_norm, owners[block]))]:
                 yield f"the blocks {quoted(norms)} have no parameters but those of norms"
+        heads = [name for name in self._bits if layers[name].is_head and name not in self.placed]
+        apart = self.tree.parts([name for name in heads if not any(self._made[node] for node in self.graph.uses(name))])
+        if towers := [part for part in apart if part in self.tree.inside and self.tree.weight(part) > 1]:
+            yield f"{quoted(towers, 12)} in the head, with no block before"
+        for stack in self.order.behind:
+            yield f"'{stack.name}' is like the blocks before it, but counts as head"
         for stack in self.order.light:
             names = [name for path in stack.paths for name in self.tree.inside[path] if name not in self.placed]
             if {layers[name].index for name in names} == {0}:

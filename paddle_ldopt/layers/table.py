@@ -2,11 +2,10 @@
 
 import dataclasses
 import io
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional
 
-from ..plots import rich_table
+from ..plots import rich_table, short_names
 from ..rates import Rate
 from .decay import Layer
 
@@ -91,18 +90,6 @@ class LayerTable:
         cells = {name: [text(row) for row in self.rows] for name, text in columns.items()}
         known = {name: column for name, column in cells.items() if any(cell != "-" for cell in column)}
         return list(known), list(zip(*known.values()))
-
-
-def short_names(towers: Iterable[str]) -> dict[str, str]:
-    """Return tower -> the distinguishing part of its name and a space; "" for a single tower."""
-    named = [tower for tower in dict.fromkeys(towers) if tower]
-    if len(named) < 2:  # beside the only tower, rules place parameters in layers of the same labels
-        return {"": "shared " if named else "", **dict.fromkeys(named, "")}
-    shared = len(os.path.commonprefix([tower.split(".") for tower in named]))
-    short = {tower: ".".join(tower.split(".")[shared:][:1]) for tower in named}
-    if "" in short.values() or len(set(short.values())) < len(named):
-        short = dict(zip(named, named))
-    return {"": "shared ", **{tower: f"{name} " for tower, name in short.items()}}
 
 
 def _ends(values: tuple[Any, ...]) -> Any:

@@ -154,7 +154,11 @@ class Order:
             most = [_LIGHT * max(column) for column in zip(*sizes)]
             found = [stack for stack, size in zip(outer, sizes) if size[0] > most[0] or size[1] > most[1]]
             self.light = [stack for stack in outer if stack not in found]  # too small to be blocks
-            found = found[:1] if least == 1 else [*found, *self._like_blocks(found)]
+            after = [any(self.feeds_main(b.paths[-1], s.paths[0]) for b in found[:i]) for i, s in enumerate(found)]
+            # beside a chain of single weights is another tower, behind it the head
+            last = [stack for stack, is_after in zip(found, after) if is_after and least == 1]
+            self.behind = [stack for stack in last if self._alike(stack.paths[0], found[0].paths[0])]
+            found = [*found, *self._like_blocks(found)] if least > 1 else [s for s in found if s not in last]
             if sum(tree.weight(*stack.paths) for stack in found) >= _SHARE * tree.weight(""):
                 break
         return found

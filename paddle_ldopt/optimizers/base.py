@@ -256,7 +256,7 @@ class LayerwiseOptimizer(OneStep):
             self._accumulators_holder = loaded
 
     def set_state_dict(self, state_dict: Values) -> None:
-        """Load the result of `state_dict`; another optimizer's raises and changes nothing."""
+        """Load the result of `state_dict`; other states raise and change nothing."""
         super().set_state_dict(loadable(self, state_dict))
         self.forget()
         owners = self._accumulators.get(self.state_key(STEP), {})

@@ -193,9 +193,7 @@ class RuleOptimizer(LayerwiseOptimizer):
     def set_state_dict(self, state_dict: Values) -> None:
         """Load the result of `state_dict`, also of a run without schedules."""
         state_dict = plain(state_dict)
-        if self._count_state != GLOBAL_STEP:  # the count of a run with schedules
-            state_dict = {k: value for k, value in state_dict.items() if not re.search(f"_{GLOBAL_STEP}_\\d+$", str(k))}
-        else:
+        if self._count_state == GLOBAL_STEP:
             keys = [key for key in state_dict if re.search(f"_{STEP}_\\d+$", str(key))]
             steps = {key: largest([state_dict[key]]) for key in keys}
             for key in keys:

@@ -331,9 +331,7 @@ class MissingGradients:
         """All processes must call this together."""
         if not self.names:
             return params_grads
-        self._here |= {
-            p.name for p, grad in params_grads if p.name not in self._here and grad is not None and grad.any()
-        }
+        self._here |= {p.name for p, g in params_grads if p.name not in self._here and g is not None and g.any()}
         frozen = [param.stop_gradient for param in self.params]
         seen = [param.name in self._here for param in self.params]
         flags = paddle.to_tensor([seen, frozen, [not idle for idle in frozen]], "int32")

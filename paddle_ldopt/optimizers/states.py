@@ -266,7 +266,8 @@ def _check_owners(optimizer: Any, params: list[Tensor], state_dict: Values, wait
         advice = "build the optimizer like the saved one."
         raise refusal(ValueError, f"{wrong}: {advice}", f"{len(surplus)} of these, such as {surplus[:2]}")
     names = tuple(f"{name}_" for name in optimizer.structured_names)  # the others are of parameters not trained here
-    unknown = sorted(key for key in keys - known if not (names and key.startswith(names)))
+    others = (key for key in keys - known if f"_{GLOBAL_STEP}_" not in key)  # the count of a run with schedules
+    unknown = sorted(key for key in others if not (names and key.startswith(names)))
     if unknown and (missing or not keys & known):
         wrong = "`state_dict` is of other parameters: rebuild the model under `paddle.utils.unique_name.guard()`, which"
         advice = "gives its parameters the saved names, and the optimizer with the same `name`; or remove entries of"

@@ -14,9 +14,8 @@ def load_model(name: str) -> paddle.nn.Layer:
     try:
         import paddlenlp.transformers as nlp
 
-        found: Any = getattr(nlp, name, None)
-        cls: Any = found if isinstance(found, type) else None
-        if cls is None:  # `bert` is a module there, and may be a folder here
+        cls: Any = getattr(nlp, name, None)
+        if not hasattr(cls, "config_class"):  # `bert` is a module there, and may be a folder here
             config = nlp.AutoConfig.from_pretrained(name)
             bare = type(config).__name__.replace("Config", "Model")  # PaddleNLP's own configs name no architecture
             cls = getattr(nlp, (config.architectures or [bare])[0])

@@ -11,9 +11,8 @@ from paddle import distributed
 from .._checks import checked_int, refusal
 from .._compat import groups_by_name, parameters_of, stand_in, unwrap
 from ..layers.map import LayerMap
-from ..layers.table import short_names
 from ..optimizers import LayerRates, apply_layerwise_decay
-from ..plots import check_picture, plot_schedule, text_plot, write_schedule
+from ..plots import check_picture, plot_schedule, short_names, text_plot, write_schedule
 from ..rates import applied_rates, layerwise_interface, next_rate
 from ..schedules import rates_of
 from .resume import Args, Callback, Control, State

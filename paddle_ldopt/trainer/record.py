@@ -152,9 +152,7 @@ def check_record(folder: str, record: Record, allowed: bool) -> list[str]:
         classes = was["optimizer"], record["optimizer"]
         unfrozen = set(was["frozen"]) - set(record["frozen"])
         parts = [name for name in os.listdir(folder) if re.match(r"optimizer.*\.(pdopt|safetensors)$", name)]
-        named = [
-            {**one, "decay": {SETTINGS[name]: value for name, value in one["decay"].items()}} for one in (was, record)
-        ]
+        named = [{**one, "decay": {SETTINGS[n]: v for n, v in one["decay"].items()}} for one in (was, record)]
         found = record_differences(*named)
         if unfrozen:
             first = f"{len(unfrozen)} parameters, such as '{min(unfrozen)}'"

@@ -172,7 +172,7 @@ def stack(path, n):
         (["embed.w", *stack("layers", 5), *stack("head.odd", 3)], "'head' in the head"),
         (["embed.w", *stack("layers", 5), *stack("decode_head.layers", 2), "head.w"], "'decode_head.layers' in the b"),
         (["embed.w", *[f"h.{i}.{'ab'[i % 2]}{x}" for i in range(6) for x in "qkv"], "head.w"], "'h' in the blocks"),
-        (stack("layers", 3), "the whole model is one numbered list"),
+        (stack("layers", 3), "all parameters are in blocks"),
         (["embed.w", *stack("layers", 3)], "no parameter is in the head"),
     ],
 )  # fmt: skip

@@ -360,6 +360,27 @@ def test_stages_are_named_by_their_list_though_the_stem_has_a_block():
     assert {start: 9 - layers.layer_of(name).index for start, name in of.items()} == want
 
 
+def linears(count):
+    return nn.Sequential(nn.Linear(3, D), *(nn.Linear(D, D) for _ in range(count)))
+
+
+def test_towers_of_single_weights():
+    both = lambda self, x: self.fc(through(self.user, x) + through(self.item, x))  # noqa: E731
+    ends = {"fc": nn.Linear(D, 2), "user": linears(3)}
+    equal = Net(both, item=linears(3), **ends)
+    check(equal, paddle.randn([2, 5, 3]), {"fc": 0, "user": (4, 1), "item": (4, 1)}, silent=False)
+    beside = Net(lambda self, x: self.fc(through(self.enc, self.user(x)) + self.item(x)), item=linears(2), **ends)
+    beside.enc = blocks(3)
+    want = {"fc": 0, "user": 4, "enc": (3, 1), "item": 0}
+    _, said = check(beside, paddle.randn([2, 5, 3]), want, silent=False)
+    assert "'item' in the head, with no block before" in said
+    coder = Net(
+        lambda self, x: self.down(self.up(x)), up=linears(3), down=nn.Sequential(nn.Linear(D, D), nn.Linear(D, 3))
+    )
+    _, said = check(coder, paddle.randn([2, 5, 3]), {"up": (4, 1), "down": 0}, silent=False)
+    assert "'down' is like the blocks before it, but counts as head" in said
+
+
 def test_a_stack_too_small_for_blocks_is_said():
     class Branches(nn.Layer):  # as a module of HRNet
         def __init__(self):

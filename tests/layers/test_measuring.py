@@ -181,13 +181,13 @@ def test_what_the_pass_did_not_use_is_said_and_one_that_used_less_than_half_is_n
 def test_a_model_that_is_one_numbered_list_is_said_measured_and_by_names():
     model = nn.Sequential(nn.Linear(D, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
     layers, said = places(model, VECTORS, silent=False)
-    assert "the whole model is one numbered list" in said and layers.towers == {"model": 3}
+    assert "all parameters are in blocks" in said and layers.towers == {"model": 3}
     with pytest.raises(ValueError, match="Found no stack of blocks by names.*`example=`.*names='0.weight"):
         LayerMap.from_model(model)
     with pytest.raises(ValueError, match="the lists of the model may be blocks.*`example=`"):
         LayerMap.from_model(nn.Sequential(*[Block() for _ in range(3)], nn.Linear(D, 2)))
     named = nn.Sequential(("layers", nn.Sequential(*[nn.Linear(n, n + 1) for n in (2, 3, 4)])))
-    with pytest.warns(UserWarning, match="by names.*the whole model is one numbered list"):
+    with pytest.warns(UserWarning, match="by names.*all parameters are in blocks"):
         LayerMap.from_model(named)
 
 
@@ -195,7 +195,7 @@ def test_maps_that_are_hardly_meant_are_said():
     assert "numbered list" not in places(nn.Sequential(*[Block() for _ in range(3)]), VECTORS, silent=False)[1]
     chain = [nn.Linear(D, 2 * D), nn.Linear(2 * D, 2 * D), nn.Linear(2 * D, 3)]
     _, said = places(nn.Sequential(*chain), VECTORS, silent=False)
-    assert "the whole model is one numbered list" in said
+    assert "all parameters are in blocks" in said
     run = lambda self, x: through(self.body, self.proj(x))  # noqa: E731
     _, said = places(Net(run, body=blocks(3), proj=nn.Linear(D, D)), VECTORS, silent=False)
     assert "no parameter is in the head" in said
