@@ -209,7 +209,7 @@ class GradientAccumulator:
         called = [part for part in parts if part.slots]
         sums = self._sums if part.slots else [None] * len(called[0].slots)
         received = self._received if part.slots else [False] * len(sums)
-        if not part.slots and self._names != called[0].names:
+        if not part.slots and (self._names, own_names) != (called[0].names, called[0].own_names):
             self._parameters = None
         local = {place for part in called for place in part.experts}
         for place, column in enumerate(zip(*(part.slots for part in called))):

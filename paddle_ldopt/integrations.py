@@ -6,6 +6,7 @@ Call it before the framework builds its optimizer. docs/frameworks.md lists the 
 import dataclasses
 import functools
 import importlib
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -159,9 +160,10 @@ def named_groups(model: Any, chosen: Iterable[tuple[list[str], dict[str, Any]]])
     ungrouped = {name: param for name, param in model.named_parameters() if not param.stop_gradient}
     groups = []
     for parts, options in chosen:
-        names = [name for name in ungrouped if any(part in name for part in parts)]
+        names = [name for name in ungrouped if any(re.search(part, name) for part in parts)]
         if not names:
-            raise refusal(ValueError, "A group matches no trainable parameter outside earlier groups.", parts=parts)
+            warnings.warn(problem("A group matches no parameter outside earlier groups.", parts=parts), stacklevel=1)
+            continue
         groups.append({**numbers_read(options), "params": [ungrouped.pop(name) for name in names]})
     return [*groups, {"params": list(ungrouped.values())}] if ungrouped else groups
 

@@ -387,6 +387,26 @@ def test_a_parameter_beside_the_model_with_an_unreduced_gradient_is_refused():
     assert all((param.numpy() == value).all() for param, value in zip(model.parameters(), before))
 
 
+def test_a_process_without_micro_batches_has_the_gradients_of_its_present_parameters(monkeypatch):
+    """Another process has replaced a part, too, and accumulated it."""
+    model = net()
+    mine, others = GradientAccumulator(), GradientAccumulator()
+    backward(model, batches()[0])
+    mine(model)
+    mine.apply(paddle.optimizer.SGD(0.1, parameters=model.parameters()))
+    model[2] = paddle.nn.Linear(*model[2].weight.shape)
+    backward(model, batches()[0])
+    others(model)
+    sums, parts = others.gradients, []
+    monkeypatch.setattr("paddle_ldopt.accumulator.gathered", lambda part, group: parts.append(part) or parts)
+    others.synchronize()
+    mine.synchronize()
+    mine._sums = sums
+    before = model[2].weight.numpy()
+    mine.apply(paddle.optimizer.SGD(0.1, parameters=model.parameters()))
+    assert (model[2].weight.numpy() != before).all()
+
+
 def test_a_process_without_tokens_has_no_gradient_of_its_experts():
     model = paddle.nn.Linear(2, 1)
     model.weight.no_sync = True

@@ -126,9 +126,7 @@ class AdamWeightDecay(RuleOptimizer):
         "clipvalue": Option(doc="clip each element of the gradients", ends="()", optional=True, group=True),
         "amsgrad": bool_option("divide by the largest second moment so far"),
         "decay": Option(doc="decay of the rate over the steps: lr / (1 + decay (t - 1))"),
-        "global_clipnorm": Option(
-            doc="scale all gradients together down to this norm", ends="()", optional=True, in_rule=False
-        ),
+        "global_clipnorm": Option(doc="scale all gradients down to this norm", ends="()", optional=True, in_rule=False),
         **PATTERNS,
     }
 

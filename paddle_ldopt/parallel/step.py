@@ -192,9 +192,9 @@ class PipelineWithLossScale:
     micro-batches: ``step(inputs, labels)`` for a `PipelineLayer` with a loss function, ``step(*inputs)`` for a network
     that returns its loss.
 
-    An overflow in any process changes only the scale. A wrong argument, and without pipeline stages any error, is
-    raised in all processes before anything changes. After an error in a stage, the others time out: restart from a
-    checkpoint.
+    An overflow in any process changes only the scale. A wrong argument, and any error of a forward pass that does not
+    communicate, is raised in all processes before anything changes. After an error in a pipeline stage or a
+    tensor-parallel part, the others time out: restart from a checkpoint.
 
     Each update **advances all schedules** except those with a metric: call only their `step`.
 

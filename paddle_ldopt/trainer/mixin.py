@@ -97,6 +97,7 @@ class LdoptTrainerMixin(ResumeMixin):
     def layer_map(self) -> LayerMap:
         """The model's layers, measured with the first training row."""
         rules, decay = json_argument(self.args, "layerwise_rules") or self.layer_rules, decay_of_arguments(self.args)
+        self._built_with = {**self._built_with, "layerwise_rules": getattr(self.args, "layerwise_rules", None)}
         return LayerMap.for_decay(decay, self.model, lambda: layers_of_trainer(self, rules))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -223,10 +224,11 @@ class LdoptTrainerMixin(ResumeMixin):
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         # the schedule must step between the Trainer's evaluation and its checkpoint
         self._other_metrics = {}
+        follows = self.control.should_evaluate and isinstance(self.lr_scheduler, MetricSchedule)
         try:
             super()._maybe_log_save_evaluate(*args, **kwargs)
-            if self._other_metrics:
-                known = ", ".join(sorted(self._other_metrics))
+            if follows and self._other_metrics is not None:
+                known = ", ".join(sorted(self._other_metrics)) or "those of `super().evaluate`"
                 wrong = f"The evaluation lacks the schedule's metric: set `metric_for_best_model` to one of {known}."
                 raise refusal(ValueError, wrong, metric_for_best_model=self.args.metric_for_best_model)
         finally:
@@ -247,9 +249,9 @@ class LdoptTrainerMixin(ResumeMixin):
         if layers is not None:
             self._inform(f"Learning rates by layer:\n{layers.table(optimizer=self.optimizer)}")
 
-    def _inform(self, wrong: str) -> None:
+    def _inform(self, text: str) -> None:
         if self.is_world_process_zero():
-            resume.logger_of(self).info(wrong)
+            resume.logger_of(self).info(text)
 
     def _check_optimizer(self) -> None:
         if self.optimizer is None:

@@ -92,6 +92,7 @@ class ResumeMixin(Trainer):
     _delayed_rotations: Optional[list[Any]] = None  # of `_rotate_checkpoints`, while a checkpoint is saved
     _began_at: Optional[int] = None  # the first step of a training, until its first checkpoint is saved
     _resumed_from: Optional[str] = None  # the checkpoint with the RNG state of the first epoch
+    _progress: tuple[Optional[int], list[int]] = None, []  # its step, and its evaluations without gain
     _rng_restored = False
     _epoch_rng: Any = None  # random states at the start of the epoch
     _steps_per_epoch = 1
@@ -106,8 +107,8 @@ class ResumeMixin(Trainer):
             wrong = "A checkpoint must be complete when `save_checkpoint` returns: leave it out."
             raise refusal(ValueError, wrong, enable_zero_cost_checkpoint=True)
 
-        def find() -> Optional[str]:
-            checkpoint = resume_from_checkpoint
+        def find() -> tuple[Optional[str], tuple[Optional[int], list[int]]]:
+            checkpoint, step, counts = resume_from_checkpoint, None, list[int]()
             if checkpoint is True:
                 checkpoint = record.last_checkpoint(self.args.output_dir)
                 if checkpoint is None:
@@ -119,9 +120,15 @@ class ResumeMixin(Trainer):
                 self._check_checkpoint(checkpoint)
             if name_of(self.args.save_strategy) != "no":
                 record.check_writable(self.args.output_dir)
-            return checkpoint or None
+            if checkpoint and not getattr(self.args, "ignore_load_lr_and_optim", False):
+                for name, load in (("trainer_state.bin", "load"), ("trainer_state.json", "load_from_json")):
+                    if os.path.isfile(path := os.path.join(checkpoint, name)):
+                        step = getattr(type(self.state), load)(path).global_step
+                if step is not None and os.path.exists(path := os.path.join(checkpoint, record.EPOCH_RNG)):
+                    counts = read_json(path, "The counts of evaluations").get("evaluations_without_gain", counts)
+            return checkpoint or None, (step, counts)
 
-        checkpoint = decided_by_main(self, find)
+        checkpoint, self._progress = decided_by_main(self, find)  # other machines may lack the files
         self._resumed_from, self._rng_restored = checkpoint, False
         listener: Any = Callback()
         listener.on_train_begin, listener.on_epoch_begin = self._begin, self._begin_epoch
@@ -190,22 +197,14 @@ class ResumeMixin(Trainer):
         if self._left_over:
             wrong = f"The last {self._left_over} of {batches} micro-batches of each epoch are dropped"
             logger_of(self).warning(f"{wrong}: gradient_accumulation_steps={each} does not divide them.")
-        state, checkpoint = None, self._resumed_from
-        if checkpoint is not None and not getattr(self.args, "ignore_load_lr_and_optim", False):
-            for name, load in (("trainer_state.bin", "load"), ("trainer_state.json", "load_from_json")):
-                if os.path.isfile(path := os.path.join(checkpoint, name)):
-                    state = getattr(type(self.state), load)(path)
-        self._began_at = 0 if state is None else state.global_step
+        step, counts = self._progress
+        self._began_at = step or 0
         # the Trainer would take a step before it checks whether the run is over
         is_over = self._began_at >= arguments["max_steps"]
-        path, saved = os.path.join(checkpoint or "", record.EPOCH_RNG), {}
-        if state is not None and os.path.exists(path):
-            saved = read_json(path, "The counts of evaluations")
-        counts = iter(saved.get("evaluations_without_gain", []))
         for callback in self.callback_handler.callbacks:
             is_over = is_over or getattr(callback, "training_is_over", False)
-            if state is not None and hasattr(callback, "early_stopping_patience"):
-                callback.early_stopping_patience_counter = next(counts, 0)
+            if step is not None and hasattr(callback, "early_stopping_patience"):
+                callback.early_stopping_patience_counter = counts.pop(0) if counts else 0
                 is_over = is_over or callback.early_stopping_patience_counter >= callback.early_stopping_patience
         if is_over:
             arguments["num_train_epochs"] = 0

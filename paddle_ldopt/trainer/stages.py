@@ -94,8 +94,7 @@ class StageLayers(LayerMap):
         name_dict = {tensor.name: name for name, tensor in model.state_dict().items() if tensor.name in trained}
         shared = {}  # the common name of each shared weight -> its structured name in this stage
         for key, part in pipeline_of(model).shared_comm.items():
-            attributes = part["weight_attr"]
-            for attribute in [attributes] if isinstance(attributes, str) else attributes:
+            for attribute in part["weight_attr"]:
                 shared[f"{key}.{attribute}"] = name_dict[getattr(part["layer"], attribute).name]
         stages = from_all_stages((list(name_dict.values()), shared))
         whole = LayerMap.from_names(dict.fromkeys(name for names, _ in stages for name in names), rules)

@@ -240,5 +240,5 @@ def _kept(args, state):
 
 
 def changed_settings(args):
-    given = {name.removeprefix("no_") for name, _ in given_in(args.argv)}
+    given = {name for flag, _ in given_in(args.argv) for name in (flag, flag.removeprefix("no_"))}
     return {name: getattr(value, "value", value) for name, value in changed_fields(args).items() if name in given}

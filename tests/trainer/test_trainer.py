@@ -268,6 +268,7 @@ def test_the_layer_table_is_logged_once_per_training(tmp_path, said):
 def test_no_table_without_layer_wise_rates_or_on_other_processes(tmp_path, said, monkeypatch):
     train(tmp_path, optim="adamwdl")
     monkeypatch.setattr(common.LdoptTrainer, "is_world_process_zero", lambda self: False)
+    monkeypatch.setattr("paddle_ldopt.trainer.resume.decided_by_main", lambda trainer, ask: ask())
     train(tmp_path, optim="adamwdl", layerwise_lr_decay=0.5)
     assert not said
 

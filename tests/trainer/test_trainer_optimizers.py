@@ -108,6 +108,18 @@ def test_an_optimizer_of_a_layer_that_was_replaced_is_refused(tmp_path):
         trainer.train()
 
 
+def test_rules_given_after_a_look_at_the_layers_apply(tmp_path):
+    trainer = common.trainer(tmp_path, layerwise_lr_decay=0.5, max_steps=1)
+    looked = trainer.layer_map
+    trainer.train()
+    assert trainer.layer_map is looked
+    trainer = common.trainer(tmp_path / "other", layerwise_lr_decay=0.5, max_steps=1)
+    assert trainer.layer_map.layer_of("bert.pooler.dense.weight").label == "head"
+    trainer.args.layerwise_rules = '{"pooler": "embeddings"}'
+    trainer.train()
+    assert trainer.layer_map.layer_of("bert.pooler.dense.weight").label == "embeddings"
+
+
 @pytest.mark.parametrize("decay", [0.5, 1.0])
 def test_settings_that_changed_between_two_trainings_are_refused(tmp_path, decay):
     trainer = common.trainer(tmp_path, layerwise_lr_decay=0.8, layerwise_freeze_below=0.6, max_steps=1)

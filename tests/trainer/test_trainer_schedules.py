@@ -113,6 +113,13 @@ def test_an_evaluation_without_the_metric(tmp_path):
     with pytest.raises(ValueError, match="one of .*eval_loss.*Received: metric_for_best_model='f1'"):
         train(tmp_path, metric_for_best_model="f1", **PLATEAU)
 
+    class Own(common.LdoptTrainer):
+        def evaluate(self, *args, **kwargs):
+            return {"eval_loss": 1.0}
+
+    with pytest.raises(ValueError, match="to one of those of `super\\(\\).evaluate`"):
+        train(tmp_path, cls=Own, **PLATEAU)
+
 
 LINEAR = {"lr_scheduler_type": "linear"}
 COSINE = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": '{"min_lr_rate": 0.1}'}
