@@ -64,6 +64,9 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     save_strategy: str = "epoch"
     load_best_model_at_end: bool = True
 
+    def __init_subclass__(cls):
+        cls.recipe = Path(sys.modules[cls.__module__].__file__).stem
+
     def __post_init__(self):
         if self.layerwise_preserve_mean is None:
             self.layerwise_preserve_mean = self.layerwise_lr_decay != 1

@@ -28,10 +28,9 @@ class Parts:
     taken: tuple = ()  # splits that are taken from the training rows
 
     def __post_init__(self):
-        for split, rows in self.each(list).items():
-            if not rows:
-                problem = f"No rows are left for {split}: give more rows, or this split."
-                raise error(problem, source=self.source, dropped=dict(+self.notes.dropped) or "none")  # those not 0
+        if empty := [split for split, rows in self.each(list).items() if not rows]:
+            problem = f"No rows are left for {empty[0]}: give more rows, or this split."
+            raise error(problem, source=self.source, dropped=dict(+self.notes.dropped) or "none")  # those not 0
 
     def each(self, function):
         return {split: function(getattr(self, split)) for split in STEMS}
@@ -150,6 +149,7 @@ def rows_of_columns(names, table, wanted, source, notes, others=()):
             rows.append(tuple(cells[i] if option == "label_column" else str(cells[i]) for option, i in columns.items()))
     notes.drop(dropped, len(table), source)
     notes.columns = notes.columns or {option: names[i] for option, i in columns.items()}
+    notes.unread.update(name for i, name in enumerate(names) if name and i not in columns.values())
     return rows
 
 
