@@ -131,7 +131,7 @@ def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=No
     first = records[0][1]
     if not (_has_header(records, wanted, likely, path) if has_header is None else has_header):
         return [str(i) for i in range(len(first))], records
-    if twice := [name for name, count in Counter(first).items() if count > 1]:
+    if twice := [name for name, count in Counter(filter(None, first)).items() if count > 1]:
         raise error(f"Several columns have the same name: {twice}. Rename one of each.", source=path)
     return first, records[1:]
 

@@ -29,7 +29,7 @@ class Parts:
 
     def __post_init__(self):
         if empty := [split for split, rows in self.each(list).items() if not rows]:
-            problem = f"No rows are left for {empty[0]}: give more rows, or this split."
+            problem = f"No rows are left for {empty[0]} (equal texts are in one split): give more rows, or this split."
             raise error(problem, source=self.source, dropped=dict(+self.notes.dropped) or "none")  # those not 0
 
     def each(self, function):
@@ -81,8 +81,7 @@ def set_length(options, rows, count, limit, name="max_length"):
     """Set `max_length`, if it is None, to cover 99 % of the rows' `count(row)` tokens, up to the model's limit."""
     if getattr(options, name) is None:
         lengths = sorted(map(count, rows[:: max(len(rows) // 2000, 1)]))  # of at most about 2,000 rows
-        enough = lengths[math.ceil(0.99 * (len(lengths) - 1))]
-        setattr(options, name, max(min(enough, limit or enough), 8))
+        setattr(options, name, max(min(lengths[math.ceil(0.99 * (len(lengths) - 1))], limit or math.inf), 8))
 
 
 def load_parts(data, *, own, read, rows_of, key, find=None, labels=()):

@@ -53,6 +53,10 @@ def test_several_labels_and_scores(tmp_path):
     assert splits.target(frozenset([0, 2])) == [1.0, 0.0, 1.0]
     write(tmp_path / "b.tsv", [(text, "|".join(labels[i % 4]) or "none") for i, (text, _) in enumerate(ROWS)])
     assert load_splits(tmp_path / "b.tsv", label_separator="|").labels == ["a", "b", "c", "none"]
+    write(tmp_path / "d.tsv", [(text, ("4", "4,27", "27", "27,4")[i % 4]) for i, (text, _) in enumerate(ROWS)])
+    assert "; `--label_separator` divides labels such as '27,4'." in load_splits(tmp_path / "d.tsv").description
+    several = load_splits(tmp_path / "d.tsv", label_separator=",")
+    assert several.labels == ["4", "27"] and "--" not in several.description
     scores = load_splits(write(tmp_path / "c.tsv", [(text, i / 7) for i, (text, _) in enumerate(ROWS)]))
     mean, deviation = scores.scale
     assert scores.kind == "scores" and scores.target(mean + deviation) == pytest.approx([1.0])
@@ -265,5 +269,7 @@ def test_rows_of_empty_cells_count_as_blank(tmp_path):
     (tmp_path / "excel.csv").write_text(f"id,text,label\n{rows},,\n, ,\n")
     splits = load_splits(tmp_path / "excel.csv")
     assert len(everything(splits)) == 60 and splits.description.endswith(" Columns not read: id.")
+    (tmp_path / "kaggle.csv").write_text("label,text,,,\n" + "".join(f'{label},"{text}",,,\n' for text, label in ROWS))
+    assert len(everything(load_splits(tmp_path / "kaggle.csv"))) == 60
     (tmp_path / "one.csv").write_text('text\na\n""\nb\n')  # an empty text, not a row of empty cells
     assert len(files.read_table(tmp_path / "one.csv", {"text_column": "text"})[1]) == 3
