@@ -66,7 +66,7 @@ def digits(wanted):
 
 def folder_rows(path, notes):
     """Return [(file, class), ...] of a folder with a subfolder for each class; drop files that are no whole images."""
-    files = [file for file in sorted(path.glob("*/*")) if file.is_file() and file.name[0] != "."]
+    files = [file for file in sorted(path.glob("*/*")) if file.name[0] != "."]  # also folders, which are dropped
     rows, dropped = [], []
     for file in files:
         try:
@@ -76,8 +76,8 @@ def folder_rows(path, notes):
             rows.append((file, file.parent.name))
         except Exception:  # each format has errors of its own
             dropped.append((file.relative_to(path), "readable image"))
-    if not files:
-        raise error("There are no images (such as .jpg) in a subfolder for each class.", data=path)
+    if not rows:
+        raise error("There are no images that can be read (such as .jpg) in a subfolder for each class.", data=path)
     notes.drop(dropped, len(files), path)
     return rows
 
