@@ -214,7 +214,7 @@ def run(argv):
     characters = all(len(word) == 1 for word in words)
     chinese = [len(word) == 1 for word in words if re.match(f"[{CJK}]", word)]
     single = sum(chinese) > 0.9 * len(chinese) and not characters  # beside words such as 2010
-    tags = sorted({tag for _, row in parts.train for tag in row})
+    tags = sorted({tag for _, row in parts.train for tag in row}) if parts.notes.columns else []  # of a tag per line
     noted = {"characters": characters, "texts": parts.notes.texts or single, "tags": tags}
     fine_tune(build(args, parts), score, parts, noted)
 

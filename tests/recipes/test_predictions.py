@@ -76,6 +76,7 @@ def test_a_tagger_splits_texts_as_it_was_trained(start, tmp_path, capsys, suffix
     out = start("token_classification", *two_steps(tmp_path / "out"), "--data", str(tmp_path))
     assert "warning: the tokenizer does not know " in out, "the tiny model is English"
     predicted(capsys, tmp_path / "out", text, "--output", tmp_path / "a.jsonl")
+    assert files.noted(tmp_path / "out")["tags"] == ([] if suffix == "jsonl" else ["B-LOC", "B-PER", "I-PER", "O"])
     (found,) = rows_of(tmp_path / "a.jsonl")
     assert found["words"] == words and len(found["tags"]) == len(words)
 
