@@ -36,7 +36,6 @@ ADAPTED = [r".*\.(q|k|v|o|gate|up|down)_proj"]  # layers of LLaMA, Qwen2 and Mis
 class Arguments(RecipeArguments):
     """The recipe's own arguments and PaddleNLP's."""
 
-    recipe = "language_model_sft"
     metrics = ("perplexity", "accuracy", "loss")
     model: str = option("LlamaForCausalLM", "a PaddleNLP class (untrained), a folder or a hub name")
     lora_rank: int = option(0, "train adapters (LoRA) of this rank instead of the weights; 0 is off", least=0)
@@ -88,9 +87,8 @@ def build(args, parts):
     count = lambda row: sum(len(ids) for ids, _ in tokens(row)) - 1  # noqa: E731
     set_length(args, parts.train, count, longest(model, tokenizer))
     data = parts.each(lambda rows: Answers(rows, args.max_length, tokens))
-    for part, rows in data.items():
-        if not rows:
-            raise error(f"No row of {part} has an answer to learn.", max_length=args.max_length)
+    if empty := [part for part, rows in data.items() if not rows]:
+        raise error(f"No row of {empty[0]} has an answer to learn.", max_length=args.max_length)
     trainer = Writer(model, args, data, collate, tokenizer)
     train, test = (np.concatenate([row["labels"] for row in data[part]]) for part in ("train", "test"))
     train, test = train[train != IGNORED], test[test != IGNORED]

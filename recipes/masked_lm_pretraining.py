@@ -32,7 +32,6 @@ MASKED = 0.15  # share of the tokens
 class Arguments(RecipeArguments):
     """The recipe's own arguments and PaddleNLP's."""
 
-    recipe = "masked_lm_pretraining"
     metrics = ("accuracy", "perplexity", "loss")
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a text, table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
@@ -49,7 +48,7 @@ class Arguments(RecipeArguments):
 class Rows(Encoded):
     """Tokenized texts; a text that is too long is split into several rows."""
 
-    unit = "texts"
+    unit, score = "texts", staticmethod(token_scores)
 
     def __init__(self, texts, tokenizer, max_length):
         super().__init__()
@@ -62,9 +61,6 @@ class Rows(Encoded):
             for part in (ids[at : at + room] for at in range(0, len(ids), room)):
                 if not special.issuperset(part):
                     self.append(dict(tokenizer.prepare_for_model(part, return_attention_mask=False, verbose=False)))
-
-    def score(self, prediction):
-        return token_scores(prediction)
 
 
 class Guesser(TokenTrainer):
@@ -82,8 +78,7 @@ class Guesser(TokenTrainer):
         hidden = (chance < MASKED) | (chance == chance.min(axis=1, keepdims=True)) & ~special
         kind = draw.random(ids.shape)
         shown = np.where(hidden & (kind < 0.8), self.tokenizer.mask_token_id, ids)
-        others = draw.integers(len(self.tokenizer), size=ids.shape)
-        return np.where(hidden & (kind >= 0.9), others, shown), hidden
+        return np.where(hidden & (kind >= 0.9), draw.integers(len(self.tokenizer), size=ids.shape), shown), hidden
 
     def guesses(self, model, inputs):
         ids = inputs["input_ids"].numpy()

@@ -27,7 +27,7 @@ import paddle
 import paddle.distributed as dist
 from common import error
 from common.arguments import option, parse_line
-from common.language_data import IGNORED, VOCABULARY, Messages, by_bytes, padded, unigram
+from common.language_data import IGNORED, VOCABULARY, Messages, by_bytes, load_pairs, padded, unigram
 from common.rows import set_length
 from common.start import entry_point
 from common.text_data import load_splits
@@ -45,6 +45,9 @@ class Options:
     """Data, optimizer and processes."""
 
     data: str = option("docstrings", "docstrings, a file or folder, as in text_classification.py")
+    source_field: Optional[str] = option(None, "column of the prompt; files are then as in language_model_sft.py")
+    target_field: Optional[str] = option(None, "column of the answer; files are then as in language_model_sft.py")
+    encoding: Optional[str] = option(None, "encoding of the files, such as cp1252 or big5; by default detected")
     optim: str = option("adamwdl", f"optimizer: {', '.join(ldopt.list_optimizers())}")
     learning_rate: float = option(2e-3, "peak learning rate of the head; the schedule is a cosine")
     layerwise_decay: float = option(0.9, "rate of a layer / rate of the layer above; 1 is uniform")
@@ -157,8 +160,9 @@ def run(argv):
     hcg = start(args)
     done = last_step(args)
     console = Console(quiet=dist.get_rank() != 0, soft_wrap=True, highlight=False)
-    splits = load_splits(args.data)
-    asked = splits.each(lambda rows: conversations(rows, splits.labels))
+    pairs = args.source_field or args.target_field
+    splits = load_pairs(args, {}, True) if pairs else load_splits(args.data, encoding=args.encoding, kind="classes")
+    asked = splits.each(lambda rows: rows if pairs else conversations(rows, splits.labels))
     set_length(args, asked["train"], lambda row: sum(len(ids) for ids, _ in by_bytes(row)) - 1, None, "length")
     train, test = (Messages(asked[split], args.length) for split in ("train", "test"))
     rows = args.micro_batch_num * args.micro_batch_size
@@ -170,7 +174,6 @@ def run(argv):
         console.print(f"resumed after step {done} of {args.steps}")
     inputs, labels = padded(train, args.length)
     tested = padded(test[: len(test) // rows * rows], args.length)
-
     network, layers = llama(args.length)
     schedule = ldopt.get_cosine_schedule_with_warmup(args.learning_rate, max(args.steps // 10, 1), args.steps)
     optimizer = ldopt.create(args.optim, network, args.layerwise_decay, learning_rate=schedule, layers=layers)
@@ -183,12 +186,10 @@ def run(argv):
     if done:
         for name, state in paddle.load(part_of(args.output_dir, done, dist.get_rank())).items():
             parts[name].set_state_dict(state)
-
     now = [0]
     if dist.get_rank() == dist.get_world_size() - 1:  # in one process: all others must detect it
         broken = lambda gradient: gradient * np.inf if now[0] in args.overflows else gradient  # noqa: E731
         network.parameters()[0].register_hook(broken)
-
     console.print(" step     loss overflow loss_scale learning_rate global_norm")
     mine = slice(hcg.get_data_parallel_rank() * rows, (hcg.get_data_parallel_rank() + 1) * rows)
     for now[0] in range(done + 1, args.steps + 1):
@@ -202,7 +203,6 @@ def run(argv):
             path = part_of(args.output_dir, now[0], dist.get_rank())
             paddle.save({name: part.state_dict() for name, part in parts.items()}, f"{path}.part")
             os.replace(f"{path}.part", path)  # whole or not at all
-
     batches = [[paddle.to_tensor(part[i : i + rows]) for part in tested] for i in range(0, len(tested[0]), rows)]
     loss = np.mean([model.eval_batch(batch, compute_loss=True).item() for batch in batches])
     baseline = unigram(labels[labels != IGNORED], tested[1][tested[1] != IGNORED], VOCABULARY)

@@ -43,13 +43,16 @@ def read_inputs(args, expected, notes):
     wanted, prompts = {name: getattr(args, name) for name in ("text_column", "text_pair_column")[:width]}, ()
     if expected["recipe"] in ("seq2seq", "language_model_sft"):  # a text is written for each prompt
         trained_on, prompts = {"text_column": trained_on.get("source_field")}, USUAL_NAMES["source_field"]
+    tagger = expected["recipe"] == "token_classification" and path.is_file() and args.text_column is None
+    if tagger and is_tagged(path, expected, args.encoding):
+        rows = read_tagged(path, trained_on.get("word_column", 0), encoding=args.encoding, notes=notes)
+        print(f"{path} has tagged words: their tags are not read.", file=sys.stderr)
+        if "word_column" in trained_on and notes.columns != trained_on:
+            print(f"Its columns are {notes.columns}, those of the training were {trained_on}.", file=sys.stderr)
+        return [(words,) for words, _ in rows]
     if path.suffix.lower() not in {*SUFFIXES} - {".txt"} and {args.has_header, *wanted.values()} == {None}:
         text = decode(path, args.encoding)
         lines = [line for line in text.split("\n") if line.strip()]
-        tagged = len(list(filter(TAGGED.match, lines))) if expected["recipe"] == "token_classification" else 0
-        if path.is_file() and 2 * tagged > len(lines):
-            print(f"{path} has tagged words: their tags are not read.", file=sys.stderr)
-            return [(" ".join(words),) for words, _ in read_tagged(path, encoding=args.encoding, notes=notes)]
         column = wanted["text_column"] = trained_on.get("text_column")
         tabbed = path.is_file() and width == 1 and lines and all("\t" in line for line in lines)
         if not tabbed or (column and not column.isdigit() and column not in lines[0].split("\t")):
@@ -60,11 +63,23 @@ def read_inputs(args, expected, notes):
         asked = [(place, until_question(turns)) for place, turns in talks]
         notes.drop([(place, "question") for place, turns in asked if not turns], len(asked), path)
         return [(turns,) for _, turns in asked if turns]
+    words = next((names.index(name) for name in ("tokens", "words") if name in names), None)
+    if tagger and words is not None:
+        notes.drop([(place, "word") for place, cells in table if not cells[words]], len(table), path)
+        return [(cells[words],) for _, cells in table if cells[words]]
     if ALPACA in likely and {"instruction", "input"} <= set(names):
         names, table = with_prompts(names, table)
     for name, column in wanted.items():
         wanted[name] = trained_on[name] if column is None and trained_on.get(name) in names else column
     return rows_of_columns(names, table, wanted, path, notes, prompts)
+
+
+def is_tagged(path, expected, encoding):
+    """Return whether a file is CoNLL-U or most of its lines are a word and a tag of an entity or of the training."""
+    column, tags = expected.get("columns", {}).get("tag_column", -1), {*expected.get("tags", ())}
+    lines = [line for line in decode(path, encoding).split("\n") if line.strip()]
+    tagged = [line for line in lines if TAGGED.match(line) or not tags.isdisjoint(line.split()[column:][:1])]
+    return path.suffix.lower() == ".conllu" or 2 * len(tagged) > len(lines)
 
 
 def _lines(lines, width, source, notes):
@@ -110,8 +125,7 @@ def shown(row):
     if "tags" in row:
         tagged = " ".join(f"{word}/{tag}" for word, tag in zip(row["words"], row["tags"]))
         return f"{tagged} ({min(row['probabilities'], default=1):.3f})"
-    said = f"{row['image']}: " if "image" in row else ""
-    said += str(row.get("label", row.get("output", "")))
+    said = (f"{row['image']}: " if "image" in row else "") + str(row.get("label", row.get("output", "")))
     said += f"{row['score']:.4g}" if "score" in row else ", ".join(row.get("labels", ()))
     said += f" ({row['probability']:.3f})" if "probability" in row else ""
     return said + (f"; {row['tokens left out']} tokens left out" if "tokens left out" in row else "")

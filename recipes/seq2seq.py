@@ -31,7 +31,6 @@ from paddlenlp.trainer import set_seed
 class Arguments(RecipeArguments):
     """The recipe's own arguments and PaddleNLP's."""
 
-    recipe = "seq2seq"
     metrics = ("rouge_1", "rouge_l", "loss")
     model: str = option("T5ForConditionalGeneration", "a PaddleNLP class (untrained), a folder or a hub name")
     data: str = option("dates", "dates, a .csv, .tsv, .json or .jsonl file or folder, paddlenlp:NAME, datasets:NAME")

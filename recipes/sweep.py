@@ -31,12 +31,10 @@ class Options:
     arguments: str = option("", 'further arguments of the recipe: "--data reviews.csv --config FILE"')
     output_dir: Optional[str] = option(None, "folder of the sweep; runs/sweep-<time> by default")
 
-    def __post_init__(self):
-        self.output_dir = self.output_dir or time.strftime("runs/sweep-%Y%m%d-%H%M%S")
-
 
 def run(argv):
     options = parse_line(argv, Options)
+    options.output_dir = options.output_dir or time.strftime("runs/sweep-%Y%m%d-%H%M%S")
     again = command("sweep", *take(argv, "output_dir")[1], "--output_dir", options.output_dir)
     print(f"after an interruption: {again}", flush=True)
     seeds = list(range(options.first_seed, options.first_seed + options.seeds))

@@ -4,7 +4,6 @@
     . .venv/bin/activate                                                   # for the commands below
     python recipes/text_classification.py --data reviews.csv --text_column review --label_column stars
     python recipes/text_classification.py --model ernie-3.0-base-zh --data paddlenlp:clue:tnews --learning_rate 5e-5
-    python recipes/text_classification.py --resume_from_checkpoint runs/text_classification-20261121-140000
     python recipes/text_classification.py --compare                        # uniform against layer-wise rates
 
 By default, MiniLM (from a package that `make` installs) learns whether a docstring of Python's standard library
@@ -31,7 +30,6 @@ from paddlenlp.data import DataCollatorWithPadding
 class Arguments(RecipeArguments):
     """The recipe's own arguments and PaddleNLP's."""
 
-    recipe = "text_classification"
     metrics = ("accuracy", "macro_f1", "matthews", "micro_f1", "exact", "rmse", "pearson", "loss")
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a table or JSON file or folder, paddlenlp:NAME, datasets:NAME")
@@ -67,8 +65,8 @@ class Texts(Encoded):
 def build(args, splits):
     count = lambda row, tokenizer: len(tokens_of(row[0], tokenizer)["input_ids"])  # noqa: E731
     tokenizer, model = load_encoder(args, splits.train, count, classes=splits.labels)
-    less_padded = splits.each(lambda rows: sorted(rows, key=lambda row: len(str(row[0]))))
-    rows = {**less_padded, "train": splits.train}
+    rows = splits.each(lambda rows: sorted(rows, key=lambda row: len(str(row[0]))))  # less padding
+    rows["train"] = splits.train
     data = {part: Texts(rows[part], tokenizer, args.max_length, splits) for part in rows}
     trainer = FineTuner(model, args, data, DataCollatorWithPadding(tokenizer), tokenizer)
     trainer.loss, _ = classification.KINDS[splits.kind]

@@ -5,9 +5,8 @@
     python recipes/token_classification.py --data paddlenlp:msra_ner --model ernie-3.0-base-zh --learning_rate 5e-5
 
 By default, MiniLM (from a package that `make` installs) learns which words of a docstring are arguments of its
-function, exceptions or constants. Files have a word and its tag per line (BIO, BIOES or BMES) and an empty line between
-sentences, or JSON with tokens and tags, or with a text and spans. Long sentences are read in overlapping windows, so
-every word is learnt, scored and predicted.
+function, exceptions or constants. Files have a word and its tag per line (BIO, BIOES, BMES or CoNLL-U), or JSON with
+tokens and tags or with a text and spans. All words of long sentences are learnt and scored, in overlapping windows.
 """
 
 import bisect
@@ -39,7 +38,6 @@ IGNORED = -100  # the label of tokens that are not the first of a word, and of w
 class Arguments(RecipeArguments):
     """The recipe's own arguments and PaddleNLP's."""
 
-    recipe = "token_classification"
     metrics = ("f1", "accuracy", "loss")
     model: str = option("minilm", "minilm, a folder, a hub name or a PaddleNLP class (untrained)")
     data: str = option("docstrings", "docstrings, a CoNLL or JSON file or folder, paddlenlp:NAME, datasets:NAME")
@@ -182,9 +180,13 @@ def most_frequent_tags(train, test):
 
 
 def build(args, parts):
-    tags = sorted({tag for rows in parts.each(list).values() for _, row in rows for tag in row})
+    counts = Counter(tag for rows in parts.each(list).values() for _, row in rows for tag in row)
+    tags, odd = sorted(counts), [tag for tag in counts if not has_entities([tag])]
     if len(tags) < 2:
         raise error(f"A tagger needs at least two tags; the rows have {tags}.", data=args.data)
+    if odd and {*tags} - {"O", *odd} and sum(map(counts.get, odd)) < 0.1 * sum(counts.values()):
+        problem = f"Most tags are O or of entities, such as B-PER, but {len(odd)} are not: {odd[:10]}."
+        raise error(f"{problem} Correct them, or choose another `--tag_column`.", data=args.data)
 
     def count(row, tokenizer):
         return tokenizer.num_special_tokens_to_add() + sum(map(len, pieces_of(row[0], tokenizer)))
@@ -207,13 +209,14 @@ def run(argv):
     )
     baseline = tag_scores(most_frequent_tags(parts.train, parts.test), [tags for _, tags in parts.test])
     choose_metric(args, list(baseline)[::-1])  # F1, if the tags are those of entities
-    metric = list(baseline)[-1]
-    score = Score(metric, "each word's usual tag", baseline[metric])
+    score = Score(list(baseline)[-1], "each word's usual tag", list(baseline.values())[-1])
     words = [word for words, _ in parts.train for word in words]
     characters = all(len(word) == 1 for word in words)
     chinese = [len(word) == 1 for word in words if re.match(f"[{CJK}]", word)]
     single = sum(chinese) > 0.9 * len(chinese) and not characters  # beside words such as 2010
-    fine_tune(build(args, parts), score, parts, {"characters": characters, "texts": parts.notes.texts or single})
+    tags = sorted({tag for _, row in parts.train for tag in row}) if parts.notes.columns else []  # of a tag per line
+    noted = {"characters": characters, "texts": parts.notes.texts or single, "tags": tags}
+    fine_tune(build(args, parts), score, parts, noted)
 
 
 main = entry_point(run)

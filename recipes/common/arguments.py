@@ -64,6 +64,9 @@ class RecipeArguments(LdoptArgumentsMixin, TrainingArguments):
     save_strategy: str = "epoch"
     load_best_model_at_end: bool = True
 
+    def __init_subclass__(cls):
+        cls.recipe = Path(sys.modules[cls.__module__].__file__).stem
+
     def __post_init__(self):
         if self.layerwise_preserve_mean is None:
             self.layerwise_preserve_mean = self.layerwise_lr_decay != 1
@@ -87,8 +90,7 @@ def parse(argv, cls):
     args = parse_line(argv, cls)
     args.argv = argv
     if "early_stopping_patience" in dict(given_in(argv)) and not args.load_best_model_at_end:
-        problem, patience = "Early stopping needs `--load_best_model_at_end`.", args.early_stopping_patience
-        raise error(problem, early_stopping_patience=patience, load_best_model_at_end=False)
+        raise error("Early stopping needs `--load_best_model_at_end`.", load_best_model_at_end=False)
     check_folder(args)
     return args
 

@@ -55,7 +55,7 @@ class Notes:
     texts: bool = False  # whether tagged words are those of texts with spans
     spans: int = 0
     lost_spans: int = 0  # that overlap a longer one or have no word
-    unread: set = field(default_factory=set)  # columns of conversations and prompts that recipes ignore
+    unread: set = field(default_factory=set)  # columns that the recipe ignores
 
     def drop(self, dropped, rows, source):
         """Count the rows of a file and (place, what it lacks) of those dropped; refuse a file with many of these."""
@@ -129,11 +129,9 @@ def read_table(path, wanted, has_header=None, encoding=None, likely=(), notes=No
     if suffix.startswith(".json"):
         return flatten(records)
     first = [cell.strip() for cell in records[0][1]]
-    if has_header is None:
-        has_header = _has_header(records, wanted, likely, path)
-    if not has_header:
+    if not (_has_header(records, wanted, likely, path) if has_header is None else has_header):
         return [str(i) for i in range(len(first))], records
-    if twice := [name for name, count in Counter(first).items() if count > 1]:
+    if twice := [name for name, count in Counter(filter(None, first)).items() if count > 1]:
         raise error(f"Several columns have the same name: {twice}. Rename one of each.", source=path)
     return first, records[1:]
 
@@ -246,14 +244,19 @@ def column_of(names, option, column, source, others=()):
 
 def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
     """Return [(words, tags), ...] of a file with one word per line and an empty line between sentences, or of JSON."""
+    notes = notes or Notes()
     if path.suffix.lower() in (".json", ".jsonl"):
         names, table = read_table(path, {}, encoding=encoding, notes=notes)
         return tagged_rows([(place, dict(zip(names, cells))) for place, cells in table], path, notes)
-    rows, words, tags = [], [], []
+    rows, words, tags, conllu = [], [], [], path.suffix.lower() == ".conllu"
+    if conllu and tag_column == -1:
+        word_column, tag_column = word_column or 1, 3  # the form and its part of speech
     columns = {"word_column": word_column, "tag_column": tag_column}
     least = max(2, *(column + 1 if column >= 0 else -column for column in columns.values()))
     for number, line in enumerate([*decode(path, encoding, notes).split("\n"), ""], 1):
-        cells = re.split(r"[ \t]+", line.strip(" \t\r"))  # not \u3000, which Chinese files tag as a word
+        if re.match(r"#|\d+[-.]" if conllu else "# id ", line):  # comments; contractions, of which the words follow
+            continue
+        cells = re.split(r"\t" if conllu else r"[ \t]+", line.strip(" \t\r"))  # not \u3000, a word in Chinese files
         if cells == [""] or cells[0] == "-DOCSTART-":
             if words:
                 rows.append((words, tags))
@@ -263,6 +266,7 @@ def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
             cells = ["\u3000", *cells]
         if len(cells) < least:
             raise error(f"Line {number} has only {len(cells)} column(s).", source=path, **columns)
+        notes.columns = notes.columns or {name: column % len(cells) for name, column in columns.items()}
         words.append(cells[word_column])
         tags.append(cells[tag_column])
     if all(re.fullmatch("O|[BIMESLU]_.+", tag) for _, each in rows for tag in each):  # entities, as B-PER
@@ -270,9 +274,8 @@ def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
     return rows
 
 
-def tagged_rows(records, source, notes=None):
+def tagged_rows(records, source, notes):
     """Return [(words, tags), ...] of (place, dict); drop rows without a word, refuse a file with many of these."""
-    notes = notes or Notes()
     rows = [(place, tagged(record, f"{source}, {place.lower()}", notes)) for place, record in records]
     notes.drop([(place, "text") for place, (words, _) in rows if not words], len(rows), source)
     return [row for _, row in rows if row[0]]

@@ -98,10 +98,6 @@ class ShortProgress(TrainerCallback):
             print(f"step {state.global_step}/{state.max_steps}, {now - self._began:.0f} s: {said}", flush=True)
             self._printed = now
 
-    def on_train_end(self, args, state, control, **kwargs):
-        """Print no later evaluations, which are of the test."""
-        self._main = False
-
 
 class StopWithCheckpoint(StopOnSigterm):
     """End a run on Ctrl-C as `StopOnSigterm` does on SIGTERM: after a checkpoint, with the command that resumes it."""
@@ -145,8 +141,7 @@ class Score(NamedTuple):
         gain = self.value - reached if self.metric in LOWER_IS_BETTER else reached - self.value
         if gain > 0:
             return f"beats the baseline ({self.baseline}) by {gain:.3f}"
-        how = f"{-gain:.3f} worse" if gain else "equal"
-        return f"does not beat the baseline ({self.baseline}): {how}"
+        return f"does not beat the baseline ({self.baseline}): " + (f"{-gain:.3f} worse" if gain else "equal")
 
 
 def rates_of(layers, args):
@@ -177,8 +172,7 @@ def fine_tune(trainer, score, parts, noted=None):
     title = f"{args.model} on {args.data}, {decay}, learning rate {args.learning_rate:g}"
     report = RunReport(args.output_dir, title, trainer.layer_map)
     check_data(args, parts)
-    scales = json_argument(args, "optim_kwargs").get("scale_parameter")
-    if args.lr_scheduler_type.value not in ON_METRIC and not scales:  # the rates are known beforehand
+    if args.lr_scheduler_type.value not in ON_METRIC and not json_argument(args, "optim_kwargs").get("scale_parameter"):
         trainer.add_callback(ScheduleCallback(f"{args.output_dir}/schedule.png", trainer.layer_map, verbose=False))
     if args.load_best_model_at_end:
         trainer.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
@@ -191,10 +185,10 @@ def fine_tune(trainer, score, parts, noted=None):
         except BaseException as error:  # also report a run that diverged or was interrupted
             report.write({"stopped by": f"{type(error).__name__}: {error}"}, settings, said)
             raise
-    seconds, best = time.perf_counter() - began, trainer.state.best_metric
+    trainer.remove_callback(ShortProgress)  # later evaluations are of the test
+    seconds, state, best = time.perf_counter() - began, trainer.state, trainer.state.best_metric
     if args.evaluation_strategy.value == "no":
         best = trainer.evaluate()[f"eval_{args.metric_for_best_model}"]
-    state = trainer.state
     untrained = args.resume_from_checkpoint and state.global_step == noted_arguments.first_step
     if untrained and trainer.is_world_process_zero():
         print(f"This run already ended, at step {state.global_step}: only the test is repeated.", flush=True)
@@ -221,8 +215,7 @@ def fine_tune(trainer, score, parts, noted=None):
     kept |= {"recipe": args.recipe, "columns": parts.notes.columns, **(noted or {})}
     write_json(args.output_dir, PREDICTION, kept)
     write_json(args.output_dir, "results.json", results)
-    path = report.write(results, settings, said, tables=tables, baseline=score)
-    if path:  # in the main process
+    if path := report.write(results, settings, said, tables=tables, baseline=score):  # in the main process
         print(f"test {score.metric} {reached:.3f} ({score.baseline}: {score.value:.3f}), {seconds:.0f} s")
         print(", ".join(f"{name} {value:.3f}" for name, value in others.items()))
         print(f"verdict: {results['verdict']}\nkept: {results['kept']}\nreport: {path}")

@@ -14,7 +14,6 @@ REFUSED = {
     "conversation": "XTuner's `conversation` is not read: convert it to `messages` or `conversations` (ShareGPT)",
     "rejected": "No recipe trains on preferences (DPO): choose an answer's column with `--target_field`",
 }
-UNREAD = {"tools", "functions", "history", "images", "videos", "audios", "label", "kto_tag"}  # beside turns or texts
 
 
 def with_prompts(names, table):
@@ -33,20 +32,20 @@ def load_pairs(options, own, conversations=False):
     given = {"source_field": options.source_field, "target_field": options.target_field}
 
     def rows(names, table, source, notes, wanted=given):
-        notes.unread.update(set(names) & UNREAD if conversations else ())
         refused = REFUSED if conversations else {**TALKS, **REFUSED}
         for i, name in enumerate(names if options.target_field is None else ()):
             if name in refused and any(c[i] if name == "rejected" else isinstance(c[i], list) for _, c in table):
                 raise error(f"{refused[name]}.", source=source, columns=names)
         if {"instruction", "input", "output"} <= set(names) and options.source_field is None:
-            notes.unread.update(set(names) & {"system"})
             names, table = with_prompts(names, table)
             wanted = {"source_field": ALPACA, "target_field": options.target_field or "output"}
         if conversations and (talks := talks_of(names, table, source)):
             answered = lambda turns: any(role == "assistant" and text for role, text in turns)  # noqa: E731
             notes.drop([(place, "answer") for place, turns in talks if not answered(turns)], len(talks), source)
+            notes.unread.update({*names} - {*TALKS, "system"})
             return [turns for _, turns in talks if answered(turns)]
         found = rows_of_columns(names, table, wanted, source, notes)
+        notes.unread -= {"instruction", "input"} if ALPACA in names else set()
         return [(("user", a), ("assistant", b)) for a, b in found] if conversations else found
 
     return load_tables(options, given, rows, own=own, key=_asked)
@@ -59,8 +58,7 @@ def _asked(row):
 
 def talks_of(names, table, source):
     """Return (place, ((role, text), ...)) of ShareGPT's or OpenAI's conversations, None for other rows."""
-    column = next((name for name in TALKS if name in names), None)
-    if column is None:
+    if (column := next((name for name in TALKS if name in names), None)) is None:
         return None
     talks = []
     for place, row in ((place, dict(zip(names, cells))) for place, cells in table):

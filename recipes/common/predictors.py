@@ -97,18 +97,17 @@ class Images:
         self.model.eval()
 
     def _apply(self, inputs):
-        names, rows, pixels = self.options.classes, [{"image": path} for (path,) in inputs], []
-        for row in rows:
-            data = self.recipe.Images([(Path(row["image"]), names[0])], names, self.options.size, self.norm)
+        names, unreadable, read, pixels = self.options.classes, [], [], []
+        for (path,) in inputs:
             try:
+                data = self.recipe.Images([(Path(path), names[0])], names, self.options.size, self.norm)
                 pixels.append(data[0]["pixel_values"])
+                read.append({"image": path})
             except ValueError as cause:
-                row["unreadable"] = str(cause)
-        if not pixels:
-            return rows
-        logits = _logits(self.model(paddle.to_tensor(np.stack(pixels))))
-        labelled = iter(_labelled([row for row in rows if "unreadable" not in row], logits, names))
-        return [row if "unreadable" in row else next(labelled) for row in rows]
+                unreadable.append({"image": path, "unreadable": str(cause)})
+        if not read:
+            return unreadable
+        return unreadable + _labelled(read, _logits(self.model(paddle.to_tensor(np.stack(pixels)))), names)
 
 
 class Tags(_Model):
@@ -118,11 +117,7 @@ class Tags(_Model):
 
     def _apply(self, inputs):
         recipe = importlib.import_module("token_classification")
-        names, sentences = self.model.config.id2label, [text.split() for (text,) in inputs]
-        if getattr(self.options, "texts", False):
-            sentences = [WORD.findall(text) for (text,) in inputs]
-        elif getattr(self.options, "characters", False):
-            sentences = [list("".join(words)) for words in sentences]
+        names, sentences = self.model.config.id2label, [self._words(text) for (text,) in inputs]
         rows = [(words, [names[0]] * len(words)) for words in sentences]
         data = recipe.TaggedWords(rows, self.tokenizer, list(names.values()), self.options.max_length)
         values, labels = [], []
@@ -136,6 +131,13 @@ class Tags(_Model):
             found = {"words": words, "tags": tags, "entities": recipe.entities_of(words, tags)}
             out.append({**found, "probabilities": [float(shares.max()) for shares in row]})
         return out
+
+    def _words(self, text):
+        if isinstance(text, list):  # the words of a tagged file
+            return text
+        if getattr(self.options, "texts", False):
+            return WORD.findall(text)
+        return list("".join(text.split())) if getattr(self.options, "characters", False) else text.split()
 
 
 class Outputs(_Model):

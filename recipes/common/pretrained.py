@@ -134,8 +134,7 @@ def _from_pretrained(auto_class, name, overrides):
 
 def is_torchs(folder):
     """Return whether the weights of a folder are safetensors of PyTorch, as those of Hugging Face are."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
+    if not (files := sorted(folder.glob("*.safetensors"))):
         return False
     with safe_open(str(files[0]), framework="np") as file:
         return (file.metadata() or {}).get("format") not in ("pd", "np")

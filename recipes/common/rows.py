@@ -28,10 +28,9 @@ class Parts:
     taken: tuple = ()  # splits that are taken from the training rows
 
     def __post_init__(self):
-        for split, rows in self.each(list).items():
-            if not rows:
-                problem = f"No rows are left for {split}: give more rows, or this split."
-                raise error(problem, source=self.source, dropped=dict(+self.notes.dropped) or "none")  # those not 0
+        if empty := [split for split, rows in self.each(list).items() if not rows]:
+            problem = f"No rows are left for {empty[0]} (equal texts are in one split): give more rows, or this split."
+            raise error(problem, source=self.source, dropped=dict(+self.notes.dropped) or "none")  # those not 0
 
     def each(self, function):
         return {split: function(getattr(self, split)) for split in STEMS}
@@ -82,8 +81,7 @@ def set_length(options, rows, count, limit, name="max_length"):
     """Set `max_length`, if it is None, to cover 99 % of the rows' `count(row)` tokens, up to the model's limit."""
     if getattr(options, name) is None:
         lengths = sorted(map(count, rows[:: max(len(rows) // 2000, 1)]))  # of at most about 2,000 rows
-        enough = lengths[math.ceil(0.99 * (len(lengths) - 1))]
-        setattr(options, name, max(min(enough, limit or enough), 8))
+        setattr(options, name, max(min(lengths[math.ceil(0.99 * (len(lengths) - 1))], limit or math.inf), 8))
 
 
 def load_parts(data, *, own, read, rows_of, key, find=None, labels=()):
@@ -150,6 +148,7 @@ def rows_of_columns(names, table, wanted, source, notes, others=()):
             rows.append(tuple(cells[i] if option == "label_column" else str(cells[i]) for option, i in columns.items()))
     notes.drop(dropped, len(table), source)
     notes.columns = notes.columns or {option: names[i] for option, i in columns.items()}
+    notes.unread.update(name for i, name in enumerate(names) if name and i not in columns.values())
     return rows
 
 
@@ -163,8 +162,7 @@ def hub_rows(source, rows_of, labels, notes):
     parts, label = {}, None
     for split, stems in STEMS.items():
         for records in (records_of(found[stem]) for stem in stems if stem in found):
-            if split == "train":
-                label = next((name for name in labels if records and name in records[0]), None)
+            label = label or next((name for name in labels if records and name in records[0]), None)  # of train
             hidden = [None, "", *[-1] * all(record.get(label) == -1 for record in records)]  # scores of GLUE's STS-B
             shown = [record for record in records if label is None or record.get(label) not in hidden]
             notes.rows += len(records) - len(shown)

@@ -27,8 +27,7 @@ from paddle_ldopt.trainer.callbacks import Callback, all_layers_open
 
 def write_page(path, title, texts, rows):
     """Write a page of texts, and of rows of (heading, content): a dict, (header, cells, note) or `plots`."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    pages = jinja2.Environment(loader=loader, autoescape=True, finalize=_cell)
+    pages = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, finalize=_cell)
     write_whole(path, pages.get_template("report.html").render(title=title, texts=texts, rows=rows))
 
 
@@ -145,7 +144,6 @@ def run_facts(args):
     versions = [f"{name} {sys.modules[name].__version__}" for name in names if name in sys.modules]
     rows, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
     processes = paddle.distributed.get_world_size()
-    length = {"steps": args.max_steps} if args.max_steps > 0 else {"epochs": args.num_train_epochs}
     return {
         "date": datetime.now().astimezone().isoformat(" ", "minutes"),
         "versions": ", ".join([*versions, f"Python {platform.python_version()}"]),
@@ -154,5 +152,5 @@ def run_facts(args):
         "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
         "batch": f"{rows * accumulated * processes}: {rows} rows, {accumulated} accumulated, {processes} process(es)",
         "seed": args.seed,
-        **length,
+        **({"steps": args.max_steps} if args.max_steps > 0 else {"epochs": args.num_train_epochs}),
     }

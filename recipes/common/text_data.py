@@ -32,17 +32,18 @@ class Splits(Parts):
     @property
     def description(self):
         if self.kind == "scores":
-            scores = [score for _, score in self.train]
-            limits = f"{min(scores):g} to {max(scores):g}"
-            said = f"labels are scores (`--kind classes` for classes), in training from {limits}"
+            each = [score for _, score in self.train]
+            said = f"labels are scores (`--kind classes` for classes), in training from {min(each):g} to {max(each):g}"
         else:
             counts = _counts(self.train)
             each = ", ".join(f"{label} {counts[number]}" for number, label in enumerate(self.labels))
             if len(self.labels) > 10:
                 limits = sorted({min(counts.values()), max(counts.values())})
                 each = f"{' to '.join(map(str, limits))} in each of {len(self.labels)} classes"
-            numbers = all(map(is_number, self.labels)) and len(self.labels) > 2
+            numbers = self.kind == "classes" and len(self.labels) > 2 and all(map(is_number, self.labels))
+            several = [name for name in self.labels if {name} != {*re.split("[,;|]", name)} <= {*self.labels}]
             said = f"training rows by label: {each}" + " (classes; `--kind scores` for scores)" * numbers
+            said += f"; `--label_separator` divides labels such as {several[0]!r}" if several else ""
         common = len({text for text, _ in self.train} & {text for text, _ in self.test})
         repeated = f" Training texts that are in the test rows as well: {common}." if common else ""
         return f"{self.source}: {self.sizes} rows; {said}.{repeated}{self.notes}"

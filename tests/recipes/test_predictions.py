@@ -76,6 +76,7 @@ def test_a_tagger_splits_texts_as_it_was_trained(start, tmp_path, capsys, suffix
     out = start("token_classification", *two_steps(tmp_path / "out"), "--data", str(tmp_path))
     assert "warning: the tokenizer does not know " in out, "the tiny model is English"
     predicted(capsys, tmp_path / "out", text, "--output", tmp_path / "a.jsonl")
+    assert files.noted(tmp_path / "out")["tags"] == ([] if suffix == "jsonl" else ["B-LOC", "B-PER", "I-PER", "O"])
     (found,) = rows_of(tmp_path / "a.jsonl")
     assert found["words"] == words and len(found["tags"]) == len(words)
 
@@ -196,8 +197,27 @@ def test_lines_of_a_txt_are_texts_unless_they_have_columns_or_tags(tmp_path, cap
     assert read("I met Ann in the USA\nand so on\n", "token_classification") == ["I met Ann in the USA", "and so on"]
     assert capsys.readouterr().err == ""
     tagged = "Ann NNP B-PER\nmet VBD O\n\n我\tO\n在\tO\n京\tB_LOC\n"
-    assert read(tagged, "token_classification") == ["Ann met", "我 在 京"]
+    assert read(tagged, "token_classification") == [["Ann", "met"], ["我", "在", "京"]]
     assert capsys.readouterr().err == f"{tmp_path}/a.txt has tagged words: their tags are not read.\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "said"),
+    [
+        ("a.conll", "1\tAnn\tB-PER\n2\tLee\tI-PER\n", {"word_column": 1, "tag_column": 2}, ""),
+        ("a.tsv", "1 Ann NOUN\n2 Lee NOUN\n", {"word_column": 1, "tag_column": 2}, ""),
+        ("a.txt", "1 Ann x O\n2 Lee y O\n", {"word_column": 1, "tag_column": 2}, "Its columns are {'word_column': 1, "),
+        ("a.conllu", "# text = Ann\n1\tAnn\t_\tX\t_\n2\tLee\t_\tX\t_\n", {"word_column": 1, "tag_column": 3}, ""),
+        ("a.jsonl", '{"id": 1, "tokens": ["Ann", "Lee"]}\n', {}, None),
+    ],
+)
+def test_the_words_of_a_tagged_file_are_read_as_in_the_training(tmp_path, capsys, name, content, columns, said):
+    (tmp_path / name).write_text(content)
+    trained = {"recipe": "token_classification", "columns": columns, "tags": ["NOUN", "O"]}
+    assert inputs_of(tmp_path / name, trained)[0] == [(["Ann", "Lee"],)]
+    told = f"{tmp_path / name} has tagged words: their tags are not read.\n{said}"
+    err = capsys.readouterr().err
+    assert err == "" if said is None else err.startswith(told) and (said or err == told)
 
 
 def test_conversations_are_continued_from_their_last_question(tmp_path):

@@ -53,6 +53,10 @@ def test_several_labels_and_scores(tmp_path):
     assert splits.target(frozenset([0, 2])) == [1.0, 0.0, 1.0]
     write(tmp_path / "b.tsv", [(text, "|".join(labels[i % 4]) or "none") for i, (text, _) in enumerate(ROWS)])
     assert load_splits(tmp_path / "b.tsv", label_separator="|").labels == ["a", "b", "c", "none"]
+    write(tmp_path / "d.tsv", [(text, ("4", "4,27", "27", "27,4")[i % 4]) for i, (text, _) in enumerate(ROWS)])
+    assert "; `--label_separator` divides labels such as '27,4'." in load_splits(tmp_path / "d.tsv").description
+    several = load_splits(tmp_path / "d.tsv", label_separator=",")
+    assert several.labels == ["4", "27"] and "--" not in several.description
     scores = load_splits(write(tmp_path / "c.tsv", [(text, i / 7) for i, (text, _) in enumerate(ROWS)]))
     mean, deviation = scores.scale
     assert scores.kind == "scores" and scores.target(mean + deviation) == pytest.approx([1.0])
@@ -79,6 +83,11 @@ TAGGED = {
     "a.bmes": ("我 O\n在 O\n北 B-LOC\n京 E-LOC\n\n我 O\n", (TAGS[0], ["O", "O", "B-LOC", "E-LOC"])),
     "a.tags": ("我 O\n在 O\n北 B_LOC\n京 I_LOC\n", TAGS),
     "a.conll": ("-DOCSTART- O\n\n我 n O\n在 v O\n北 n B-LOC\n京 n I-LOC\n\n\n我 n O", TAGS),
+    "a.conllu": (
+        "# text = 我在\n# id = a b c\n1-2\t我在\t_\t_\n1\t我\t我\tPRON\n2\t北 京\t_\tPROPN\n2.1\t的\t_\tX\n",
+        (["我", "北 京"], ["PRON", "PROPN"]),
+    ),
+    "a.multiconer": ("# id 12-ab\tdomain=train\n我 _ _ O\n在 _ _ O\n北 _ _ B-LOC\n京 _ _ I-LOC\n", TAGS),
     "a.txt": ("我\tO\r\n在\tO\r\n北\tB-LOC\r\n京\tI-LOC\r\n\r\n", TAGS),
     "a.json": (json.dumps([{"tokens": TAGS[0], "ner_tags": TAGS[1]}, {"tokens": ["我"], "ner_tags": ["O"]}]), TAGS),
     "clue.json": (json.dumps({"text": "我在北京", "label": {"LOC": {"北京": [[2, 3]]}}}), TAGS),
@@ -92,6 +101,12 @@ def test_tagged_words_are_read_from_all_usual_files(tmp_path, name):
     content, first = TAGGED[name]
     (tmp_path / name).write_text(content, encoding="utf-8", newline="")
     assert files.read_tagged(tmp_path / name)[0] == first
+
+
+def test_the_columns_of_tagged_words_are_told(tmp_path):
+    (tmp_path / "a.conll").write_text("1 Ann NNP B-PER\n2 met VBD O\n")
+    rows = files.read_tagged(tmp_path / "a.conll", word_column=1, notes=(notes := files.Notes()))
+    assert rows == [(["Ann", "met"], ["B-PER", "O"])] and str(notes).startswith(" Columns: word = 1, tag = 3.")
 
 
 def test_texts_with_spans_are_split_into_words_and_characters(tmp_path):
@@ -161,7 +176,8 @@ def pairs_of(source, source_field=None, target_field=None, **options):
 def test_conversations_are_read(tmp_path, records, found):
     for split in ("train", "dev", "test"):
         (tmp_path / f"{split}.json").write_text(json.dumps(records))
-    assert pairs_of(tmp_path, conversations=True).train == found
+    parts = pairs_of(tmp_path, conversations=True)
+    assert parts.train == found and "not read" not in parts.description
 
 
 UNKNOWN = "src,tgt\n" + "".join(f"question {i},answer number {i}\n" for i in range(30))
@@ -251,6 +267,9 @@ def test_splits_that_are_too_small_to_judge_by_are_warned_of(tmp_path):
 def test_rows_of_empty_cells_count_as_blank(tmp_path):
     rows = "".join(f"{i},{text.replace(',', '')},{label}\n" for i, (text, label) in enumerate(ROWS))
     (tmp_path / "excel.csv").write_text(f"id,text,label\n{rows},,\n, ,\n")
-    assert len(everything(load_splits(tmp_path / "excel.csv"))) == 60
+    splits = load_splits(tmp_path / "excel.csv")
+    assert len(everything(splits)) == 60 and splits.description.endswith(" Columns not read: id.")
+    (tmp_path / "kaggle.csv").write_text("label,text,,,\n" + "".join(f'{label},"{text}",,,\n' for text, label in ROWS))
+    assert len(everything(load_splits(tmp_path / "kaggle.csv"))) == 60
     (tmp_path / "one.csv").write_text('text\na\n""\nb\n')  # an empty text, not a row of empty cells
     assert len(files.read_table(tmp_path / "one.csv", {"text_column": "text"})[1]) == 3

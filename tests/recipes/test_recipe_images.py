@@ -1,5 +1,6 @@
 """recipes/image_classification.py and where its images come from."""
 
+import os
 import shutil
 import types
 
@@ -62,7 +63,11 @@ def test_images_of_a_hub():
 
     grey = Image.new("L", (2, 2), 7)
     (row,) = image_classification.hub_images(rows.records_of(Data([{"img": grey, "label": 1}])), "train", Notes())
-    assert row[1] == "dog" and row[0].tolist() == [[7, 7], [7, 7]]
+    assert row[1] == "dog" and row[0].tolist() == [[[7] * 3] * 2] * 2
+    colour = Image.new("RGB", (2, 2), (200, 30, 60))
+    for mode in ("P", "CMYK"):  # a palette's numbers and four inks are no red, green and blue
+        data = [{"image": colour.convert(mode), "label": "cat"}]
+        assert np.abs(image_classification.hub_images(data, "train", Notes())[0][0] - [200, 30, 60]).max() < 60
     with pytest.raises(ValueError, match="are required"):
         image_classification.hub_images([{"text": "x"}], "train", Notes())
 
@@ -110,14 +115,31 @@ def test_images_are_dealt_out_by_what_they_show_wherever_they_are(tmp_path):
 def test_files_that_are_no_images_are_dropped_and_counted(photos):
     for name in ("broken.png", ".DS_Store"):
         (photos / "train/red" / name).write_bytes(b"not an image")
-    for i in range(7):
+    shutil.copytree(photos / "test/red", photos / "train/red/another folder")
+    for i in range(47):
         shutil.copy(photos / "train/red/train0.png", photos / f"train/red/copy{i}.png")
+    Image.effect_noise((64, 64), 50).save(photos / "train/red/cut short.jpg")
+    os.truncate(photos / "train/red/cut short.jpg", 900)
     found = image_classification.load_images(str(photos)).description
-    assert "Rows dropped: 1 without an image; scores cover 29 of 30 rows." in found
+    assert "Rows dropped: 3 without a readable image; scores cover 69 of 72 rows." in found
     (photos / "train/red/from a phone.heic").write_bytes(b"not an image")
-    wrong = "red/broken.png has no image; red/from a phone.heic has no image; 2 of 21 rows are wrong"
-    with pytest.raises(ValueError, match=wrong):
+    wrong = "red/another folder has no readable image; red/broken.png has no readable image; red/cut short.jpg has no"
+    with pytest.raises(ValueError, match=f"{wrong} readable image; 4 of 63 rows are wrong"):
         image_classification.load_images(str(photos))
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.gif", "a.tiff"])
+def test_an_image_without_its_end_is_read_neither_in_training_nor_in_prediction(tmp_path, name):
+    (tmp_path / "noise").mkdir()
+    path = tmp_path / "noise" / name
+    Image.effect_noise((64, 64), 50).save(path)
+    data = image_classification.Images([(path, "noise")], ["noise"], 8)
+    assert data[0]["pixel_values"].shape == (3, 8, 8)
+    os.truncate(path, path.stat().st_size - 100)
+    with Image.open(path), pytest.raises(ValueError, match="image cannot be read"):  # it opens
+        data[0]
+    with pytest.raises(ValueError, match="There are no images that can be read"):
+        image_classification.load_images(str(tmp_path))
 
 
 @pytest.mark.slow

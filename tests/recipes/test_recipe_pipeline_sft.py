@@ -75,6 +75,15 @@ def test_two_processes_an_overflow_and_a_resume(run, rows, tmp_path):
     assert f"test texts: {loss:.3f}" in second
 
 
+def test_prompts_and_answers_are_read_by_their_columns(tmp_path):
+    text = "id,ask,reply\n" + "".join(f'{i},"What is {i}? é","It is {i}."\n' for i in range(120))
+    (tmp_path / "rows.csv").write_text(text, encoding="cp1252")
+    line = ["--source_field", "ask", "--target_field", "reply", "--encoding", "cp1252", "--steps", 1]
+    out = forked("--data", tmp_path / "rows.csv", *line, "--micro_batch_num", 2, "--micro_batch_size", 4)
+    assert "Columns: source = 'ask', target = 'reply'. Read as CP1252. Rows dropped: none. Columns not read: id." in out
+    assert len(ROW.findall(out)) == 1
+
+
 def test_a_wrong_step_is_one_line():
     with pytest.raises(SystemExit, match="^error: .*invalid literal"):
         recipe.main(["--inject_overflow", "x"])

@@ -200,6 +200,18 @@ def test_tags_stand_at_the_first_tokens_of_words(tiny):
     assert len(token_classification.TaggedWords([(["path"] * 9, ["O"] * 9)], tokenizer, ["O"], 5)[0]["labels"]) == 5
 
 
+def test_few_tags_that_are_not_of_entities_are_mistakes():
+    args = types.SimpleNamespace(data="a.conll", model="/nowhere", seed=1)
+    for tags, says in (
+        (("B-X", "0"), r"1 are not: \['0'\]"),
+        (("X", "Y"), "neither a dir"),
+        (("B-X", "0", "0"), "neither a"),
+    ):
+        found = [([str(i), *"abcdefghijk"], [*tags, *["O"] * (12 - len(tags))]) for i in range(30)]
+        with pytest.raises(ValueError, match=says):
+            token_classification.build(args, dealt(found))
+
+
 def test_scores_of_tags():
     right = [["B-A", "I-A", "O"], ["B-B", "O"]]
     assert token_classification.tag_scores(right, right) == {"accuracy": 1.0, "f1": 1.0}
