@@ -76,7 +76,7 @@ class Graph:
         self.calls: dict[str, list[Call]] = {}  # path of a sublayer -> its calls, in their order
         for path, ends, results in raw_calls:
             if outputs := self._known(results):
-                self.calls.setdefault(path, []).append(Call(self._known(ends[:1]), self._known(ends), outputs))
+                self.calls.setdefault(path, []).append(Call(self._known(ends)[:1], self._known(ends), outputs))
         self.results = self._known(raw_calls[-1][2])  # of the whole pass
         self.leaves = {name: node for name, param in params.items() for node in self._known([param])}  # if used
 

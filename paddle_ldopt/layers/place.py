@@ -82,8 +82,8 @@ class MeasuredModel:
         apart = self.tree.parts([name for name in heads if not any(self._made[node] for node in self.graph.uses(name))])
         if towers := [part for part in apart if part in self.tree.inside and self.tree.weight(part) > 1]:
             yield f"{quoted(towers, 12)} in the head, with no block before"
-        for stack in self.order.behind:
-            yield f"'{stack.name}' is like the blocks before it, but counts as head"
+        if alike := [stack.name for stack in self.order.behind]:
+            yield f"{quoted(alike)} in the head, though like the blocks before"
         for stack in self.order.light:
             names = [name for path in stack.paths for name in self.tree.inside[path] if name not in self.placed]
             if {layers[name].index for name in names} == {0}:
@@ -124,7 +124,7 @@ class MeasuredModel:
                 for name in self._named(bits):
                     self._fed[name][t] = min(layer_id, self._fed[name].get(t, layer_id))
             if index == 1 < self.towers[t].depth and len(outputs) > 1:
-                started = self.graph.collect(dict.fromkeys({*inputs, *ends}, 1))
+                started = self.graph.collect(dict.fromkeys({*inputs, *(ends.keys() - outputs)}, 1))
                 if any(started[node] for node in outputs):
                     tables.update(self._named(union(below[node] for node in outputs if not started[node])))
         for name in tables:
@@ -170,7 +170,7 @@ class MeasuredModel:
         towers = {tower.name: tower for tower in self.towers}
         for items in lists.values():
             inside = [self.tree.inside[item] for item in items]
-            found = [{self.layers.get(name) for name in names} for names in inside]
+            found = [{self.layers.get(name) for name in names if not name.endswith(STATISTICS)} for names in inside]
             layers = [layer for of_item in found for layer in of_item if layer and len(of_item) == 1]
             tower = towers.get(layers[0].tower) if 1 < len(layers) == len(items) else None
             if tower is None or not layers[0].index or not layers[-1].is_head:

@@ -47,9 +47,10 @@ class Tree:
     def parts(self, names: Collection[str]) -> list[str]:
         """Return names, or the paths of parts instead of all their parameters."""
         found: dict[str, None] = {}
+        given = {*names, *(name for name in self.names if name.endswith(STATISTICS))}
         for name in names:
             above = [path for path in ancestors(name.rpartition(".")[0]) if path]
-            found[next((path for path in reversed(above) if {*names}.issuperset(self.inside[path])), name)] = None
+            found[next((path for path in reversed(above) if given.issuperset(self.inside[path])), name)] = None
         return [*found]
 
     def alike(self, one: str, other: str) -> bool:
@@ -261,7 +262,7 @@ class Order:
                 return False
         elif same_parent and mixed[::2] == tower.blocks and mixed[1::2] == stack.blocks:
             mixed = [one + other for one, other in zip(tower.blocks, stack.blocks)]  # attentions, feed-forwards (XLM)
-        elif self.tree.weight_of_block(light) <= _TURNS * self.tree.weight_of_block(heavy):
+        elif self.tree.weight_of_block(light) < _TURNS * self.tree.weight_of_block(heavy):
             vars(tower).update(vars(heavy))  # adapters, or heads that refine
             return True
         if stack.depth > tower.depth:

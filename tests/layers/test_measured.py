@@ -360,6 +360,44 @@ def test_stages_are_named_by_their_list_though_the_stem_has_a_block():
     assert {start: 9 - layers.layer_of(name).index for start, name in of.items()} == want
 
 
+def test_norms_of_batches_behind_each_block():
+    """The last norm of a list is in the last block, as a LayerNorm is, though its statistics have no graph."""
+
+    def run(self, x):
+        for block, norm in zip(self.blocks, self.norms):
+            x = norm(block(x).flatten(0, 1)).reshape(x.shape)
+        return self.fc(x)
+
+    norms = nn.LayerList([nn.BatchNorm1D(D) for _ in range(3)])
+    model = Net(run, fc=nn.Linear(D, 2), norms=norms, blocks=blocks(3))
+    check(model, VECTORS, {"fc": 0, "norms.2": 1, "norms.1": 2, "norms.0": 3, "blocks": (3, 1)})
+    beside = Net(lambda self, x: self.fc(through(self.enc, x) + self.detail(x.flatten(0, 1)).reshape(x.shape)))
+    beside.detail, beside.enc = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1D(D), nn.Linear(D, D)), blocks(3)
+    beside.fc = nn.Linear(D, 2)
+    _, said = check(beside, VECTORS, {"fc": 0, "enc": (3, 1), "detail": 0}, silent=False)
+    assert "'detail' in the head, with no block before" in said
+
+
+class Recurrent(nn.Layer):
+    def __init__(self, width):
+        super().__init__()
+        self.rnn, self.fc, self.norm = nn.GRU(width, D), nn.Linear(D, D), nn.LayerNorm(D)
+
+    def forward(self, graph, x):
+        x, state = self.rnn(x)
+        return self.norm(self.fc(x)) * graph, state
+
+
+def test_blocks_of_two_results_that_take_a_graph_first():
+    def run(self, x):
+        for block in self.blocks:
+            x, _ = block(paddle.ones([]), x)
+        return self.fc(x)
+
+    model = Net(run, fc=nn.Linear(D, 2), blocks=nn.LayerList([Recurrent(D) for _ in range(3)]))
+    check(model, VECTORS, {"fc": 0, "blocks": (3, 1)})
+
+
 def linears(count):
     return nn.Sequential(nn.Linear(3, D), *(nn.Linear(D, D) for _ in range(count)))
 
@@ -378,7 +416,7 @@ def test_towers_of_single_weights():
         lambda self, x: self.down(self.up(x)), up=linears(3), down=nn.Sequential(nn.Linear(D, D), nn.Linear(D, 3))
     )
     _, said = check(coder, paddle.randn([2, 5, 3]), {"up": (4, 1), "down": 0}, silent=False)
-    assert "'down' is like the blocks before it, but counts as head" in said
+    assert "'down' in the head, though like the blocks before" in said
 
 
 def test_a_stack_too_small_for_blocks_is_said():
