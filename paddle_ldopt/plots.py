@@ -56,8 +56,7 @@ def plot_table(table: Any, path: Path) -> str:
     trained = [height for height in heights.values() if height] or [1.0]
     low = max(min(trained), 1e-100)  # a logarithmic scale takes no denormal numbers
     high = max(trained) if max(trained) > low else 2 * low
-    norm = colors.LogNorm(low, high)
-    colour = ScalarMappable(norm, colormaps["viridis"])
+    colour = ScalarMappable(colors.LogNorm(low, high), colormaps["viridis"])
     towers = list(dict.fromkeys(row.tower for row in table.rows))
     for row in table.rows:
         x, y, height = row.index, towers.index(row.tower), heights[row.tower, row.index]

@@ -108,12 +108,10 @@ def applied_rates(optimizer: Optimizer, learning_rate: Optional[float] = None) -
     """
     params, optimizer = _compat.parameters_of(optimizer), _compat.stand_in(_compat.unwrap(optimizer))
     now = next_rate(optimizer) if learning_rate is None else float(learning_rate)
-    interface = layerwise_interface(optimizer)
-    if interface.reports_lr:
+    if layerwise_interface(optimizer).reports_lr:
         rates = optimizer.used_lr()
     else:
-        parts = _factors_and_own(optimizer, params)
-        rates = {name: factor * now + fixed for name, (factor, fixed) in parts.items()}
+        rates = {name: factor * now + fixed for name, (factor, fixed) in _factors_and_own(optimizer, params).items()}
     return {param.name: 0.0 if param.stop_gradient else rates.get(param.name, 0.0) for param in params}
 
 

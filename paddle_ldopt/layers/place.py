@@ -119,8 +119,7 @@ class MeasuredModel:
         tables: set[str] = set()
         for t, index, inputs, outputs in self._calls:
             fed = union(self._leaves.get(node, 0) | (0 if node in ends else below[node]) for node in inputs)
-            inside = union(below[node] for node in outputs)
-            for layer_id, bits in ((index - 1, fed), (index, inside)):
+            for layer_id, bits in ((index - 1, fed), (index, union(below[node] for node in outputs))):
                 for name in self._named(bits):
                     self._fed[name][t] = min(layer_id, self._fed[name].get(t, layer_id))
             if index == 1 < self.towers[t].depth and len(outputs) > 1:

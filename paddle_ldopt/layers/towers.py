@@ -223,7 +223,7 @@ class Order:
 
     def _numbered_through(self, run: Tower, runs: list[Tower]) -> Tower:
         """Return the blocks of all stages one after another if the items of a list are such stages."""
-        tower, tree = dataclasses.replace(run, blocks=[], stages=[]), self.tree
+        tower, tree, cut = dataclasses.replace(run, blocks=[], stages=[]), self.tree, dict[str, list[Block]]()
         names = [[name[len(item) :] for name in tree.inside[item]] for item in run.paths]
         equal = run.is_list and not re.search("stages?$", run.name) and all(other == names[0] for other in names)
         for block in run.blocks:
@@ -237,7 +237,13 @@ class Order:
             # equal lists of two or three parts with a norm each are blocks
             if not is_stage or (equal and len(of_item) <= 3 and all(map(self._is_half, of_item[0]))):
                 of_item = [block]
-            tower.add_stage(item, of_item)
+            cut[item] = of_item
+        # what is a block in one stage is one in all, also where it is alone and could be cut
+        form = {path: re.sub(r"\d+", "#", path) for path in tree.inside}
+        known = {form[path] for item, blocks in cut.items() for block in blocks for path in block if path != item}
+        for item, blocks in cut.items():
+            above = [[p for p in ancestors(block[0].rpartition(".")[0]) if form[p] in known] for block in blocks]
+            tower.add_stage(item, [*dict.fromkeys((p[-1],) if p else block for p, block in zip(above, blocks))])
         return run if tower.blocks == run.blocks else tower
 
     def _joined(self, stacks: list[Tower], in_sequence: bool = False) -> list[Tower]:

@@ -200,5 +200,4 @@ class Came(FactoredOptimizer):
         """Return the rate of the next step for a ratio of 1, without the factor of `scale_parameter`."""
         if not self._options["relative_step"] or not paddle.in_dynamic_mode():
             return super().get_lr()
-        t = paddle.to_tensor(self.steps_taken() + 1.0)
-        return float(relative_step_lr(t, self._options["warmup_init"]))
+        return float(relative_step_lr(paddle.to_tensor(self.steps_taken() + 1.0), self._options["warmup_init"]))

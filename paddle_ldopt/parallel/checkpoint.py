@@ -139,8 +139,7 @@ def load_checkpoint(
         other_class = schedules.keys() & parts.keys() - to_load.keys()
         steps = {name: step_of_state(schedules[name]) for name in other_class}
         set_parts(parts, set_parts(parts, to_load, steps), {})  # try them, then restore: another process may refuse
-        own = state, parts, to_load, steps, saved, found
-        return own, (set(state), digest(os.path.join(path, RECORD)))
+        return (state, parts, to_load, steps, saved, found), (set(state), digest(os.path.join(path, RECORD)))
 
     (state, parts, to_load, steps, saved, found), shared = together(prepare)
     loaded, digests = zip(*shared)

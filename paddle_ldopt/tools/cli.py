@@ -118,8 +118,7 @@ def _show_layers(options: argparse.Namespace) -> None:
 
 def _add_schedule(add: Callable[..., argparse.Action]) -> None:
     kinds = [kind for kind in SCHEDULES if kind not in ON_METRIC]
-    shown = f"schedule: {', '.join(kinds)}"
-    add("--lr_scheduler_type", required=True, metavar="KIND", choices=kinds, help=shown)
+    add("--lr_scheduler_type", required=True, metavar="KIND", choices=kinds, help=f"schedule: {', '.join(kinds)}")
     add("--max_steps", type=_steps, required=True, help="number of optimizer steps")
     add("--warmup_steps", type=_steps, default=0, help="number of warm-up steps")
     add("--learning_rate", type=float, required=True, help="peak learning rate")
