@@ -398,29 +398,31 @@ def test_blocks_of_two_results_that_take_a_graph_first():
     check(model, VECTORS, {"fc": 0, "blocks": (3, 1)})
 
 
-class Stage(nn.Layer):
-    """As a stage of HGNet: blocks whose convolutions are a list, and their squeeze."""
+class Unit(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.squeeze = blocks(3, Parts4), nn.Linear(D, D)
 
-    class Unit(nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.layers, self.squeeze = blocks(3, Parts4), nn.Linear(D, D)
+    def forward(self, x):
+        return self.squeeze(through(self.layers, x))
 
-        def forward(self, x):
-            return self.squeeze(through(self.layers, x))
+
+class Units(nn.Layer):
+    """As a stage of HGNet, whose blocks have a list of convolutions."""
 
     def __init__(self, depth):
         super().__init__()
-        self.blocks = blocks(depth, self.Unit)
+        self.blocks = blocks(depth, Unit)
 
     def forward(self, x):
         return through(self.blocks, x)
 
 
 def test_a_block_that_is_alone_in_its_stage_is_cut_no_finer():
-    stages = nn.LayerList([Stage(depth) for depth in (1, 2, 1)])
+    stages = nn.LayerList([Units(depth) for depth in (1, 2, 1)])
     model = Net(lambda self, x: self.fc(through(self.stages, x)), fc=nn.Linear(D, 2), stages=stages)
-    layers, _ = check(model, VECTORS, {"fc": 0, "stages.0": 4, "stages.1.blocks": (3, 2), "stages.2": 1})
+    want = {"fc": 0, "stages.0": 4, "stages.1.blocks.0": 3, "stages.1.blocks.1": 2, "stages.2": 1}
+    layers, _ = check(model, VECTORS, want)
     assert layers.n_layers == 4
 
 
