@@ -192,7 +192,10 @@ def test_a_model_that_is_one_numbered_list_is_said_measured_and_by_names():
 
 
 def test_maps_that_are_hardly_meant_are_said():
-    assert "numbered list" not in places(nn.Sequential(*[Block() for _ in range(3)]), VECTORS, silent=False)[1]
+    assert (
+        "all parameters are in blocks"
+        not in places(nn.Sequential(*[Block() for _ in range(3)]), VECTORS, silent=False)[1]
+    )
     chain = [nn.Linear(D, 2 * D), nn.Linear(2 * D, 2 * D), nn.Linear(2 * D, 3)]
     _, said = places(nn.Sequential(*chain), VECTORS, silent=False)
     assert "all parameters are in blocks" in said
