@@ -10,6 +10,7 @@ import pytest
 import shapes
 from contestants import CONTESTANTS
 from process import Worker
+from reference import needs_library
 
 FOLDER = pathlib.Path(bench.__file__).parent
 TINY = shapes.stack(3, 8)
@@ -43,6 +44,7 @@ def test_a_contestant_steps(optimizer, label):
         assert not paddle.equal_all(param, old), param.name
 
 
+@needs_library
 def test_operations_of_a_step_are_counted():
     """The C library launches none; Paddle's AdamW one for each tensor, for most rules dozens."""
     counts = []

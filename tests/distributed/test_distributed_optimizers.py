@@ -17,6 +17,8 @@ from distributed_setup import LAYOUTS
 from representatives import selected
 from toy_layers import apart
 
+from paddle_ldopt import kernels
+
 TOLERANCE = 1e-5  # of the way
 FEW = ["adamwdl", "lamb", "adafactor, relative", "came", "adamweightdecay"]
 reference = functools.cache(cases.alone)
@@ -90,7 +92,7 @@ def test_dist_tensors(auto, case):
 def test_wrapped_optimizers_and_refusals_of_dist_tensors(auto):
     for result in auto:
         assert apart(result["adamwdl, wrapped"], *reference_of_parts("adamwdl")) < TOLERANCE
-        assert "it is a DistTensor" in result["fused"]
+        assert (kernels.found()[1] or "it is a DistTensor") in result["fused"]
         assert "not possible: `dist.shard_optimizer`" in result["fused, wrapped"]
         assert "only supports AdamW and SGD" in result["lamb, wrapped"], "Paddle's own, at construction"
         if len(auto) > 1:

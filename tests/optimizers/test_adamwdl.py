@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 import pytest
 from optimizer_cases import close, same, states, static_graph
-from reference import adamw, bert_like, llrd_ratio, make_params, take_steps
+from reference import adamw, bert_like, llrd_ratio, make_params, needs_library, take_steps
 
 from paddle_ldopt import AdamWDL
 from paddle_ldopt.optimizers.adamwdl import adamw_update
@@ -33,7 +33,7 @@ def test_matches_the_float64_reference(dtype, rtol, layerwise_decay):
     close(got, want, start, rtol)
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
 def test_the_specification_is_what_the_library_and_paddles_kernel_compute(fused):
     arrays, grads = bert_like(steps=5)
     params, _ = make_params(arrays, "float32")
@@ -67,7 +67,7 @@ def test_without_a_ratio_or_with_1_it_is_paddles_adamw_bit_for_bit():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", [pytest.param(True, marks=needs_library), False])
 def test_weights_decay_under_a_16_bit_default_type(dtype, fused):
     linear = paddle.nn.Linear(3, 3, weight_attr=paddle.nn.initializer.Constant(1.0))
     linear.to(dtype=dtype)

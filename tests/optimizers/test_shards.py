@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
+from reference import needs_library
 
 from paddle_ldopt import Adafactor, AdamWeightDecay, Came, Lamb
 from paddle_ldopt.optimizers import base, sharded, step
@@ -115,6 +116,7 @@ def test_shards_give_the_whole(rule, shape_name, cut_name, axis):
                 np.testing.assert_allclose(value.numpy(), expected, rtol=1e-11, atol=1e-11, err_msg=name)
 
 
+@needs_library
 @pytest.mark.parametrize(
     "shard",
     [PartialShard([6], groups=(None,)), PartialShard([6], span=(0, 6), slice_size=6)],

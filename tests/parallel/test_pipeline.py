@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pipeline_cases as cases
 import pytest
+from reference import needs_library
 
 import paddle_ldopt as ldopt
 from paddle_ldopt import _processes
@@ -50,7 +51,7 @@ def test_processes_that_do_not_answer(monkeypatch):
     assert cases.same(before, cases.snapshot(network, step))
 
 
-@pytest.mark.parametrize("cls", [ldopt.Lamb, paddle.optimizer.AdamW])
+@pytest.mark.parametrize("cls", [pytest.param(ldopt.Lamb, marks=needs_library), paddle.optimizer.AdamW])
 def test_an_update_that_fails_in_one_process_alone(monkeypatch, cls):
     """The others learn of it when the next step begins."""
     network, inputs = cases.Whole(), cases.tensors(cases.batch(0))
