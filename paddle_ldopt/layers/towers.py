@@ -238,7 +238,7 @@ class Order:
             if not is_stage or (equal and len(of_item) <= 3 and all(map(self._is_half, of_item[0]))):
                 of_item = [block]
             cut[item] = of_item
-        # what is a block in one stage is one in all, also where it is alone and could be cut
+        # all stages are cut alike: a block that is alone in its stage is cut no finer than the blocks of the others
         form = {path: re.sub(r"\d+", "#", path) for path in tree.inside}
         known = {form[path] for item, blocks in cut.items() for block in blocks for path in block if path != item}
         for item, blocks in cut.items():

@@ -165,7 +165,7 @@ class LdoptTrainerMixin(ResumeMixin):
                 wrong = f"PaddleNLP cannot resume unified checkpoints of {info.cls.__name__} in several processes:"
                 given = {"unified_checkpoint": True, "processes": processes}
                 raise refusal(ValueError, f"{wrong} set unified_checkpoint=False.", **given)
-        self._own_optimizer, self._built_with = unwrap(self.optimizer), _built_with(args)
+        self._own_optimizer, self._built_with = unwrap(self.optimizer), _lasting_settings(args)
         leave_out_frozen(self._own_optimizer)
         return self.optimizer
 
@@ -258,7 +258,9 @@ class LdoptTrainerMixin(ResumeMixin):
             return
         if unwrap(self.optimizer) is not self._own_optimizer:
             check_given_optimizer(self.optimizer, self.lr_scheduler, self.args)
-        elif changed := {name: now for name, now in _built_with(self.args).items() if now != self._built_with[name]}:
+        elif changed := {
+            name: now for name, now in _lasting_settings(self.args).items() if now != self._built_with[name]
+        }:
             wrong = "Settings have changed since the optimizer was built: set `trainer.optimizer = None`."
             raise refusal(ValueError, wrong, **changed)
         own = schedules_of(unwrap(self.optimizer)).items()
@@ -319,8 +321,8 @@ class LdoptTrainerMixin(ResumeMixin):
         }
 
 
-def _built_with(args: Args) -> dict[str, Any]:
-    """Return the settings of a built optimizer, which later trainings cannot change."""
+def _lasting_settings(args: Args) -> dict[str, Any]:
+    """Return the settings that a built optimizer keeps in later trainings."""
     fields = ("optim", "optim_kwargs", "weight_decay", "max_grad_norm", "layerwise_rules", *ADAM.values())
     return {"layerwise_decay": decay_of_arguments(args), **{name: getattr(args, name, None) for name in fields}}
 
