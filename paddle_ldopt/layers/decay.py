@@ -34,9 +34,8 @@ class Layer:
     @property
     def label(self) -> str:
         """The layer's name: "embeddings", "block 3" (from 0, as in the model's names) or "head"."""
-        if self.is_block:
-            return f"block {self.index - 1}"
-        return "head" if self.index else "embeddings"
+        outside = "head" if self.index else "embeddings"
+        return f"block {self.index - 1}" if self.is_block else outside
 
 
 def lowest(layers: Iterable[Layer]) -> Layer:

@@ -171,13 +171,11 @@ class LayerMap:
             rates = {self.name_of(tensor): rate for tensor, rate in rates_of_optimizer(optimizer).items()}
         return LayerTable.build(self._entries(rates), self.source)
 
-    def _entries(self, rates: dict[str, Rate]) -> list[Entry]:
-        entries = []
+    def _entries(self, rates: dict[str, Rate]) -> Iterable[Entry]:
         for name, param in self._parameters.items():
             statistic = name.split(".")[-1] in STATISTICS and (param is None or param.stop_gradient)
             if name in rates and not statistic:
-                entries.append((self._layers[name], None if param is None else int(param.size), rates[name]))
-        return entries
+                yield self._layers[name], None if param is None else int(param.size), rates[name]
 
     def plot(self, path: Path, *plan: Any, **options: Any) -> str:
         """Draw a `table` of the other arguments as boxes, coloured by rate, into a .png, .svg or .pdf file."""

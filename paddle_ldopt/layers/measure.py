@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import operator
 import warnings
 from collections import defaultdict
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import paddle
+from paddle.distributed.fleet.recompute.recompute import RecomputeFunction
 from paddle.jit.dy2static.program_translator import ProgramTranslator
 from paddle.nn import Layer as Sublayer
 
@@ -25,15 +27,14 @@ _RawCall = tuple[str, list[Any], list[Any]]  # path of the sublayer, ends of its
 class Call(NamedTuple):
     """The nodes of one call of a sublayer."""
 
-    main: tuple[int, ...]  # of the first argument with a gradient
-    inputs: tuple[int, ...]  # of all arguments
+    inputs: tuple[int, ...]  # of all arguments, the first with a gradient in front
     outputs: tuple[int, ...]
 
 
 def from_to(first: list[Call], last: list[Call]) -> list[Call]:
     """Return the calls of a part that begins with the calls of one sublayer and ends with those of another."""
     pairs = zip(first, last) if len(first) == len(last) else [(first[0], last[-1])]
-    return [Call(a.main, a.inputs, b.outputs) for a, b in pairs]
+    return [Call(a.inputs, b.outputs) for a, b in pairs]
 
 
 def union(bits: Iterable[int]) -> int:
@@ -76,7 +77,7 @@ class Graph:
         self.calls: dict[str, list[Call]] = {}  # path of a sublayer -> its calls, in their order
         for path, ends, results in raw_calls:
             if outputs := self._known(results):
-                self.calls.setdefault(path, []).append(Call(self._known(ends)[:1], self._known(ends), outputs))
+                self.calls.setdefault(path, []).append(Call(self._known(ends), outputs))
         self.results = self._known(raw_calls[-1][2])  # of the whole pass
         self.leaves = {name: node for name, param in params.items() for node in self._known([param])}  # if used
 
@@ -163,29 +164,30 @@ def forward_pass(
 
 @contextlib.contextmanager
 def _as_it_was(parts: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]) -> Iterator[None]:
-    """Put a model into evaluation mode with all gradients, out of `to_static`; restore everything at the end."""
+    """Put a model into evaluation mode with all gradients, without what hides its graph; restore all at the end."""
     to_static = ProgramTranslator.get_instance().enable_to_static
-    modes = [(part, part.training) for part in parts.values()]
-    frozen = [p for n, p in params.items() if p.stop_gradient and p.is_floating_point() and not n.endswith(STATISTICS)]
+    modes = [(part, "training", part.training) for part in parts.values()]
+    weights = [param for name, param in params.items() if param.is_floating_point() and not name.endswith(STATISTICS)]
+    frozen = [(param, "stop_gradient", True) for param in weights if param.stop_gradient]
     buffers = [(of, key, buffer) for of in parts.values() for key, buffer in of.named_buffers(include_sublayers=False)]
     written = [*(p for n, p in params.items() if n.endswith(STATISTICS)), *(buffer for _, _, buffer in buffers)]
     values = [(tensor, tensor.clone()) for tensor in written if tensor._is_initialized()]
     writes = {name: write_of(p) for name, p in params.items() if p._is_initialized() and not name.endswith(STATISTICS)}
+    # `recompute` passes settings between a function and its arguments
+    settings = len(inspect.signature(RecomputeFunction.forward).parameters.keys() - {"ctx", "args", "kwargs"}) - 1
+    RecomputeFunction.apply = lambda function, *given, **more: function(*given[settings:], **more)
+    paddle.jit.enable_to_static(False)
     try:
-        for part, _ in modes:
+        for part, *_ in modes:
             part.training = False
-        for param in frozen:
+        for param, *_ in frozen:
             param.stop_gradient = False
-        paddle.jit.enable_to_static(False)  # a static graph would hide its parameters
         yield
     finally:
+        del RecomputeFunction.apply  # what remains is that of PyLayer
         paddle.jit.enable_to_static(to_static)
-        for param in frozen:
-            param.stop_gradient = True
-        for part, training in modes:
-            part.training = training
-        for part, key, buffer in buffers:
-            setattr(part, key, buffer)
+        for owner, name, value in [*frozen, *modes, *buffers]:
+            setattr(owner, name, value)
         for tensor, value in values:
             if (tensor.numpy() != value.numpy()).any():  # `equal_all` knows no half precision
                 tensor.set_value(value)

@@ -142,7 +142,7 @@ class NamedModel:
         if is_table:
             is_sure = before or bool(word) and not named_head
         elif named_head:
-            is_sure = behind or is_own
+            is_sure = behind or (is_own and "logit" in word)
         else:  # a patch embedding of a later stage is between the blocks
             is_sure = (before or is_own) and bool(word) and not re.search(r"patch_embed[a-z_]*([2-9]|\.[1-9])", name)
         of_one = is_head or len({t.depth for t in towers}) < 2 or re.search("shared|word_embeddings", name)

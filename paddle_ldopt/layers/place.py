@@ -177,7 +177,7 @@ class MeasuredModel:
             # an item for each block: heads that refine each other's result (RT-DETR); else norms of stages (SegFormer)
             if len(items) == tower.depth and not self.order.feeds_main(items[0], tower.blocks[1][0]):
                 self.layers.update((name, layers[-1]) for names in inside for name in names)
-            elif layers[-2].index < tower.depth:
+            elif layers[-2].index < tower.depth and layers == sorted(layers, key=lambda layer: layer.index):
                 self.layers.update((name, tower.layer(tower.depth)) for name in inside[-1])
 
     def _keep_within_stages(self) -> None:

@@ -112,7 +112,7 @@ class Order:
     def __init__(self, tree: Tree, parts: Mapping[str, nn.Layer], graph: Graph) -> None:
         self.tree, self.graph = tree, graph
         self.classes = {path: type(parts.get(path)) for path in tree.inside}
-        self._lists = {path for path, cls in self.classes.items() if issubclass(cls, _LISTS)}
+        self._lists = {path for path in tree.children if issubclass(self.classes[path], _LISTS)}  # an LSTM has no parts
         self.calls: dict[str, list[Call]] = {}  # of a part that is never called, such as a list, those within
         for path in sorted(tree.inside, key=lambda path: -path.count(".") if path else 1):
             inner = sorted((child for child in tree.children.get(path, []) if child in self.calls), key=self._when)
@@ -133,7 +133,7 @@ class Order:
 
     def feeds_main(self, one: str, other: str) -> bool:
         """Return whether the first argument of the second part is computed from the first part."""
-        return any(self._made[node] & self._bit[one] for call in self.calls[other] for node in call.main)
+        return any(self._made[node] & self._bit[one] for call in self.calls[other] for node in call.inputs[:1])
 
     def _is_chain(self, blocks: list[Block]) -> bool:
         return all(self.feeds_main(one[-1], other[0]) for one, other in zip(blocks, blocks[1:]))
@@ -148,11 +148,12 @@ class Order:
         tree = self.tree
         runs = [run for parent in tree.children for run in self._runs(parent)]
         for least in (LEAST_WEIGHTS, 2, 1):
-            if least == 1 and (single := self._only_items()):
-                return single
             outer = self._outermost([run for run in runs if tree.weight_of_block(run) >= least], "")
             sizes = [(tree.weight_of_block(stack), tree.weight(*stack.paths)) for stack in outer]
             most = [_LIGHT * max(column) for column in zip(*sizes)]
+            single = self._only_items() if least == 1 else []
+            if any(not most or _LIGHT * tree.weight(*tower.paths) >= most[1] for tower in single):
+                return single
             found = [stack for stack, size in zip(outer, sizes) if size[0] > most[0] or size[1] > most[1]]
             self.light = [stack for stack in outer if stack not in found]  # too small to be blocks
             after = [any(self.feeds_main(b.paths[-1], s.paths[0]) for b in found[:i]) for i, s in enumerate(found)]

@@ -105,4 +105,4 @@ class StageLayers(LayerMap):
         return cls(layers, {name: trained[tensor] for tensor, name in name_dict.items()})
 
     def _entries(self, rates: dict[str, Rate]) -> list[Entry]:
-        return [entry for entries in from_all_stages(super()._entries(rates)) for entry in entries]
+        return [entry for entries in from_all_stages([*super()._entries(rates)]) for entry in entries]

@@ -426,8 +426,8 @@ def test_a_block_that_is_alone_in_its_stage_is_cut_no_finer():
     assert layers.n_layers == 4
 
 
-def linears(count):
-    return nn.Sequential(nn.Linear(3, D), *(nn.Linear(D, D) for _ in range(count)))
+def linears(count, size=3):
+    return nn.Sequential(nn.Linear(size, D), *(nn.Linear(D, D) for _ in range(count)))
 
 
 def test_towers_of_single_weights():
@@ -445,6 +445,37 @@ def test_towers_of_single_weights():
     )
     _, said = check(coder, paddle.randn([2, 5, 3]), {"up": (4, 1), "down": 0}, silent=False)
     assert "'down' in the head, though like the blocks before" in said
+
+
+def test_a_list_of_one_head_is_no_tower_beside_a_chain():
+    model = Net(lambda self, x: self.heads[0](self.body(x)), body=linears(4), heads=nn.LayerList([nn.Linear(D, 2)]))
+    check(model, paddle.randn([2, 5, 3]), {"heads": 0, "body": (5, 1)})
+
+
+def test_recurrent_layers_are_blocks_whatever_their_names():
+    parts = {"lstm": nn.LSTM(D, D), "lstm2": nn.LSTM(D, D, direction="bidirect")}
+    run = lambda self, x: self.fc(self.lstm2(self.lstm(self.up(x))[0])[0])  # noqa: E731
+    model = Net(run, up=nn.Linear(D, D), fc=nn.Linear(2 * D, 2), **parts)
+    check(model, VECTORS, {"up": 3, "lstm": 2, "lstm2": 1, "fc": 0})
+
+
+def test_parts_that_feed_later_blocks_first_are_no_norms_of_stages():
+    def run(self, x):
+        side, skips, control = x, [], []
+        for block, conv in zip(self.control, self.convs):
+            side = block(side)
+            control.append(conv(side))
+        for block in self.down:
+            x = block(x)
+            skips.append(x)
+        for block in self.up:
+            x = block(x + skips.pop() + control.pop())
+        return self.fc(x)
+
+    lists = {name: blocks(3) for name in ("control", "down", "up")}
+    layers, _ = places(Net(run, fc=nn.Linear(D, 2), convs=linears(2, D), **lists), VECTORS, silent=False)
+    tops = [layers.layer_of(f"convs.{i}.weight") for i in range(3)]
+    assert [(layer.index, layer.depth) for layer in tops] == [(5, 6), (4, 6), (4, 3)], "the last is above its tower"
 
 
 def test_a_stack_too_small_for_blocks_is_said():

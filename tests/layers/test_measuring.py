@@ -25,7 +25,14 @@ def test_blocks_under_recompute(reentrant):
             x = recompute(block, x, use_reentrant=reentrant)
         return self.a(x)
 
-    check(Net(run, a=nn.Linear(D, 2), body=blocks(3), z=nn.Linear(D, D)), VECTORS, {"a": 0, "body": (3, 1), "z": 4})
+    want = {"a": 0, "body": (3, 1), "z": 4}
+    check(Net(run, a=nn.Linear(D, 2), body=blocks(3), z=nn.Linear(D, D)), VECTORS, want)
+    stages = lambda self, x: self.a(recompute(lambda x: through(self.body, x), self.z(x), use_reentrant=reentrant))  # noqa: E731
+    check(Net(stages, a=nn.Linear(D, 2), body=blocks(3), z=nn.Linear(D, D)), VECTORS, want)
+    x = paddle.ones([2, D])
+    x.stop_gradient = False
+    recompute(lambda x: x.tanh(), x, use_reentrant=reentrant).sum().backward()
+    assert x.grad is not None, "recompute is itself again"
 
 
 WORDS = ["head", "embed", "norm", "layers", "pooler", "stem", "encoder", "classifier", "tokens", "decoder", "fc"]
