@@ -56,9 +56,7 @@ def refuse_fused(fused: Any, why: Optional[str] = None) -> None:
         raise refusal(ValueError, f"`fused=True` is not possible: {why}. Use None or False.", fused=True)
 
 
-@functools.cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=6)
+_warn_once = functools.cache(warnings.warn)
 
 
 class Plan:
@@ -161,7 +159,7 @@ def library_is_usable(optimizer: "LayerwiseOptimizer", param: Tensor) -> bool:
     on_cpu = not param._is_initialized() or param.place.is_cpu_place()
     why = unsupported_here() if on_cpu else f"the parameters are on {param.place}"
     if why is not None and on_cpu and not optimizer.fused:
-        _warn_once(problem(f"Optimizers use Paddle's operations, which are slower: {why}.", fused=None))
+        _warn_once(problem(f"Optimizers use Paddle's operations, which are slower: {why}.", fused=None), UserWarning, 5)
     if why is None and optimizer.fused_rule is None:
         why = f"for parameter '{param.name}': the C library has no rule of {type(optimizer).__name__}"
     if why is not None:

@@ -156,11 +156,16 @@ def unified_name(key: str, names: set[str]) -> str:
     return key if ending is None else key[: -len(ending)] + _INFIX + ending[1:]
 
 
+def master_name(param_name: str, master: Any) -> str:
+    """Return the name that a master's states begin with: a clone has another, a deep copy an ending."""
+    name = _COPY.sub("", getattr(master, "name", ""))
+    return name if name.startswith(f"{param_name}_fp32_master_") else f"{param_name}_fp32_master_0"
+
+
 def plain(state_dict: Any) -> dict[str, Any]:
     """Return a state under Paddle's names, with numbers of shape [1]."""
     weights = checked_state(state_dict).get("master_weights")  # other types are refused later
-    masters = weights.values() if isinstance(weights, dict) else ()
-    names = {_COPY.sub("", getattr(master, "name", "")) for master in masters}
+    names = {master_name(*item) for item in weights.items()} if isinstance(weights, dict) else ()
     plain_state = {}
     for key, value in state_dict.items():
         owner, infix, rest = str(key).partition(_INFIX)
@@ -184,8 +189,7 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     for param in params:
         if param.name not in optimizer._already_create_accumulator:
             master = masters.get(param.name) if optimizer.has_master(param) else param
-            owner = getattr(master, "name", f"{param.name}_fp32_master_0")
-            owner = owner if master is param else _COPY.sub("", owner)
+            owner = param.name if master is param else master_name(param.name, master)
             layout = optimizer.state_layout(param).items()
             # a slice of fleet's sharding has no shape before the first step
             has_shape = param._is_initialized() or optimizer.finder.params.get(param.name, param) is param
@@ -218,7 +222,7 @@ def loadable(optimizer: Any, state_dict: Any) -> dict[str, Any]:
     if masters:  # Paddle would go on with the caller's own Tensors
         copies = {key: m.detach().clone() for key, m in masters.items()}
         for key, master in masters.items():
-            copies[key].name, copies[key].persistable = _COPY.sub("", master.name), master.persistable
+            copies[key].name, copies[key].persistable = master_name(key, master), True
         state_dict = {**state_dict, "master_weights": copies}
     return state_dict
 
