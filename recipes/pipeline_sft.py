@@ -166,8 +166,10 @@ def run(argv):
     set_length(args, asked["train"], lambda row: sum(len(ids) for ids, _ in by_bytes(row)) - 1, None, "length")
     train, test = (Messages(asked[split], args.length) for split in ("train", "test"))
     rows = args.micro_batch_num * args.micro_batch_size
-    if len(test) < rows:
-        raise error(f"The test split has fewer rows than a batch of {rows}.", data=args.data)
+    everyone = rows * hcg.get_data_parallel_world_size()
+    if len(test) < rows or len(train) < everyone:
+        problem = f"A step needs {everyone} training rows and {rows} test rows: lower `--micro_batch_size`."
+        raise error(problem, data=args.data, train=len(train), test=len(test))
     console.print(splits.description + splits.warning, markup=False)
     console.print(f"length={args.length}: train: {train.account('train')}; test: {test.account('test')}.")
     if done:
@@ -193,7 +195,6 @@ def run(argv):
     console.print(" step     loss overflow loss_scale learning_rate global_norm")
     mine = slice(hcg.get_data_parallel_rank() * rows, (hcg.get_data_parallel_rank() + 1) * rows)
     for now[0] in range(done + 1, args.steps + 1):
-        everyone = rows * hcg.get_data_parallel_world_size()
         drawn = np.random.default_rng([args.seed, now[0]]).choice(len(inputs), everyone, replace=False)[mine]
         with paddle.amp.auto_cast(args.float16, dtype="float16"):
             output = step(paddle.to_tensor(inputs[drawn]), paddle.to_tensor(labels[drawn]))

@@ -118,7 +118,8 @@ def cells_of(row):
     else:
         each = {f"p({name})": share for name, share in each.items()}
     cells = {**row, **each, "tokens left out": row.get("tokens left out", 0)}
-    return {name: " ".join(cell) if isinstance(cell, list) else cell for name, cell in cells.items()}
+    between = {"labels": ", "}
+    return {name: between.get(name, " ").join(cell) if isinstance(cell, list) else cell for name, cell in cells.items()}
 
 
 def shown(row):

@@ -64,7 +64,7 @@ class MeasuredModel:
         self.layers.update({name: self._beside(name) for name in unused})
         layers = self.layers = {name: self.layers.get(name, Layer("", 0, 0)) for name in self.tree.names}
         if unused:
-            yield f"the pass did not use {quoted(self.tree.parts(unused), 12)} (placed by position; another `example` may)"
+            yield f"the pass did not use {quoted(self.tree.parts(unused), 12)} (by position; another `example` may)"
         if bypassing := self._bypassing():
             yield f"{quoted(self.tree.parts(bypassing), 12)} feed the head also past all blocks and count as embeddings"
         left = {layer.tower for name, layer in layers.items() if layer.is_block and name not in self.placed}
