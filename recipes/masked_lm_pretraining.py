@@ -93,10 +93,9 @@ class Guesser(TokenTrainer):
 
 def begin_with_shares(model, counts):
     """Set the bias of a new head, if it has one, to log(1 + count), so that it predicts the tokens' shares."""
-    words = model.config.vocab_size
     # 0 for tokens that never occur, as Lamb's steps are in proportion to the norm
-    logs = np.log1p([float(counts[token]) for token in range(words)])
-    for bias in [value for value in model.parameters() if value.shape == [words]][:1]:
+    logs = np.log1p([float(counts[token]) for token in range(model.config.vocab_size)])
+    for bias in [value for value in model.parameters() if value.shape == [len(logs)]][:1]:
         bias.set_value(logs.astype("float32"))
 
 

@@ -91,7 +91,8 @@ def launched(args):
         except SystemExit as ended:
             if traceback.extract_tb(ended.__traceback__)[-1].name != "signal_handler":  # a process's own exit code
                 raise
-            kept = f"; `--resume` continues from the last checkpoint in {args.output_dir}" if args.output_dir else ""
+            saved = args.output_dir and glob.glob(os.path.join(glob.escape(args.output_dir), "checkpoint-*", "*"))
+            kept = f"; `--resume` continues from the last checkpoint in {args.output_dir}" if saved else ""
             print(f"ended by a signal{kept}", file=sys.stderr)
             sys.exit(128 + ended.code)
 
@@ -172,8 +173,6 @@ def run(argv):
         raise error(problem, data=args.data, train=len(train), test=len(test))
     console.print(splits.description + splits.warning, markup=False)
     console.print(f"length={args.length}: train: {train.account('train')}; test: {test.account('test')}.")
-    if done:
-        console.print(f"resumed after step {done} of {args.steps}")
     inputs, labels = padded(train, args.length)
     tested = padded(test[: len(test) // rows * rows], args.length)
     network, layers = llama(args.length)
@@ -186,6 +185,7 @@ def run(argv):
     step = ldopt.PipelineWithLossScale(model, wrapped, calculate_per_token_loss=True, **how)
     parts = {"network": network, "optimizer": optimizer, "step": step}
     if done:
+        console.print(f"resumed after step {done} of {args.steps}")
         for name, state in paddle.load(part_of(args.output_dir, done, dist.get_rank())).items():
             parts[name].set_state_dict(state)
     now = [0]

@@ -36,7 +36,9 @@ def read_inputs(args, expected, notes):
         if len(args.inputs) % width:
             raise error("This model reads pairs: give an even number of texts.", inputs=args.inputs)
         notes.rows = len(args.inputs) // width
-        return zip(*[iter(args.inputs)] * width)
+        given = [texts for texts in zip(*[iter(args.inputs)] * width) if any(map(str.strip, texts))]
+        notes.dropped["without a text"] = notes.rows - len(given)
+        return given
     if not path.exists() or path.is_dir():  # it may be a pipe
         problem = "The input file does not exist or is a folder; give images as arguments, such as `FOLDER/*.png`."
         raise error(problem, input=path)
@@ -71,7 +73,10 @@ def read_inputs(args, expected, notes):
         names, table = with_prompts(names, table)
     for name, column in wanted.items():
         wanted[name] = trained_on[name] if column is None and trained_on.get(name) in names else column
-    return rows_of_columns(names, table, wanted, path, notes, prompts)
+    rows = rows_of_columns(names, table, wanted, path, notes, prompts)
+    if likely and not {*likely} & {*notes.columns.values()}:
+        print(f"Its columns are {notes.columns}, those of the training were {trained_on}.", file=sys.stderr)
+    return rows
 
 
 def is_tagged(path, expected, encoding):
@@ -145,8 +150,7 @@ def say(argv):
     args = parser.parse_intermixed_args(argv)
     if bool(args.inputs) == bool(args.input):
         raise error("Give either inputs or `--input FILE`.", inputs=args.inputs, input=args.input)
-    path = args.output
-    if path and path.suffix.lower() not in (".csv", ".jsonl"):
+    if (path := args.output) and path.suffix.lower() not in (".csv", ".jsonl"):
         raise error("`--output` must end in .csv or .jsonl.", output=path)
     expected, notes = noted(args.folder), Notes()
     inputs = iter(read_inputs(args, expected, notes))

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import itertools
 import json
 import math
 import shutil
@@ -40,8 +39,8 @@ class Study:
 
     def plan(self):
         """Return (rate, decay, seed) of all runs, seed by seed, so that an interrupted study is balanced."""
-        cells = itertools.product(dict.fromkeys(self.rates), dict.fromkeys(self.decays))
-        return [(rate, decay, seed) for seed, (rate, decay) in itertools.product(self.seeds, list(cells))]
+        rates, decays = dict.fromkeys(self.rates), dict.fromkeys(self.decays)
+        return [(rate, decay, seed) for seed in self.seeds for rate in rates for decay in decays]
 
     def run(self):
         """Train the runs that are not in results.jsonl yet; write the report and print the verdict."""

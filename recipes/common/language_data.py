@@ -44,6 +44,8 @@ def load_pairs(options, own, conversations=False):
             notes.drop([(place, "answer") for place, turns in talks if not answered(turns)], len(talks), source)
             notes.unread.update({*names} - {*TALKS, "system"})
             return [turns for _, turns in talks if answered(turns)]
+        if len(names) == 1:
+            raise error("Prompts and answers need two columns; masked_lm_pretraining.py reads texts.", source=source)
         found = rows_of_columns(names, table, wanted, source, notes)
         notes.unread -= {"instruction", "input"} if ALPACA in names else set()
         return [(("user", a), ("assistant", b)) for a, b in found] if conversations else found

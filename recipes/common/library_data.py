@@ -107,5 +107,4 @@ def written_dates():
 
 def docstring_texts():
     texts = [_sentence(docstring) for _, _, docstring in functions()]
-    short = [text for text in texts if 8 <= len(text.split()) <= 16][:1900]
-    return deal(short, str, source_of("First sentences of docstrings"))
+    return deal([t for t in texts if 8 <= len(t.split()) <= 16][:1900], str, source_of("First sentences of docstrings"))

@@ -75,12 +75,9 @@ class Labels(_Model):
 
 
 def _labelled(given, logits, names):
-    out = []
-    for row, shares in zip(given, softmax(logits.astype("float64"), axis=-1)):
-        each = {names[k]: float(value) for k, value in enumerate(shares)}
-        best = max(each, key=each.get)
-        out.append({**row, "label": best, "probability": each[best], "probabilities": each})
-    return out
+    each = [{names[k]: float(p) for k, p in enumerate(row)} for row in softmax(logits.astype("float64"), axis=-1)]
+    best = [max(shares, key=shares.get) for shares in each]
+    return [{**row, "label": b, "probability": p[b], "probabilities": p} for row, b, p in zip(given, best, each)]
 
 
 class Images:

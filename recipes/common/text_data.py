@@ -61,9 +61,8 @@ def tokens_of(text, tokenizer, max_length=None, counted=None):
     length = len(found["input_ids"])
     if counted is not None:
         counted.count(length, max(length - max_length, 0))
-    if max_length is None or length <= max_length:
-        return found
-    return dict(tokenizer(*texts, max_length=max_length, truncation=True))
+    fits = max_length is None or length <= max_length
+    return found if fits else dict(tokenizer(*texts, max_length=max_length, truncation=True))
 
 
 def load_splits(source="docstrings", **given):
@@ -101,9 +100,8 @@ def _with_pair(names, table, wanted):
     first = {str(cells[0]) for _, cells in table[:100]}
     three = names == ["0", "1", "2"] and len(first) > 1 and not all(map(str.isdigit, first))  # no constant, no number
     is_pair = any(lower.issuperset(pair) for pair in PAIRS) or (three and wanted["label_column"] is None)
-    if wanted["text_column"] is None and is_pair:
-        return {"text_column": None, "text_pair_column": None, **wanted}
-    return wanted
+    both = ("text_column", "text_pair_column") if is_pair and wanted["text_column"] is None else ()
+    return {**dict.fromkeys(both), **wanted}
 
 
 def _labelled(parts, options):
@@ -127,7 +125,7 @@ def _labelled(parts, options):
     several = lambda value: frozenset(filter(None, map(_label, split(value))))  # noqa: E731
     read = {"classes": _label, "labels": several, "scores": float}[kind]
     parts = dataclasses.replace(parts, **parts.each(lambda rows: [(text, read(label)) for text, label in rows]))
-    return _with_rare(parts) if kind == "classes" else parts, kind
+    return parts if kind == "scores" else _with_rare(parts), kind
 
 
 def _label(value):
@@ -139,10 +137,10 @@ def _label(value):
 
 def _with_rare(parts):
     """Return `parts`, in which a class of a few rows that all fell elsewhere is for training only."""
-    trained, found = _counts(parts.train), {"train": list(parts.train)}
+    trained, found = _counts(parts.train).keys(), {"train": list(parts.train)}
     for split in parts.taken:
-        found["train"] += [row for row in getattr(parts, split) if row[1] not in trained]
-        found[split] = [row for row in getattr(parts, split) if row[1] in trained]
+        found["train"] += [row for row in getattr(parts, split) if not _counts([row]).keys() <= trained]
+        found[split] = [row for row in getattr(parts, split) if _counts([row]).keys() <= trained]
     return dataclasses.replace(parts, **found)
 
 

@@ -178,10 +178,12 @@ ALPACA = {"source_field": "instruction + input", "target_field": "output"}
         ("seq2seq", {"source_field": "正文"}, "a.csv", 'article,summary\n"译\n好",x\n问,y\n'),
     ],
 )
-def test_a_file_is_read_as_the_file_of_the_training(tmp_path, recipe, trained_on, name, content):
+def test_a_file_is_read_as_the_file_of_the_training(tmp_path, capsys, recipe, trained_on, name, content):
     (tmp_path / name).write_text(content, encoding="utf-8")
-    inputs, _ = inputs_of(tmp_path / name, {"recipe": recipe, "columns": trained_on})
+    inputs, notes = inputs_of(tmp_path / name, {"recipe": recipe, "columns": trained_on})
     assert inputs == [("译\n好",), ("问",)]
+    trained, read = {*trained_on.values()} - {*"0123456789"}, {*notes.columns.values()}
+    assert ("Its columns are" in capsys.readouterr().err) == (bool(trained) and trained.isdisjoint(read))
 
 
 def test_lines_of_a_txt_are_texts_unless_they_have_columns_or_tags(tmp_path, capsys):
@@ -241,6 +243,13 @@ def test_no_space_stands_between_chinese_characters():
     assert files.BETWEEN.sub("", "two words, 두 단어") == "two words, 두 단어"
 
 
+def test_a_set_of_labels_is_one_cell_and_an_empty_text_is_left_out(labels, tmp_path, capsys):
+    assert predict.cells_of({"text": "x", "labels": ["new york", "a"]})["labels"] == "new york, a"
+    predict.main([str(labels), "one", "", "two"])
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 2 and "scores cover 2 of 3 inputs: 1 without a text" in said.err
+
+
 def test_padding_does_not_change_a_label(labels):
     together = predictors.Predictor(labels)([(text * n,) for n, text in enumerate(TEXTS, 1)])
     for n, (text, row) in enumerate(zip(TEXTS, together), 1):
@@ -294,6 +303,7 @@ WRONG |= {"gap.csv": "id;text\n1;a text\n2; \n3;another\n4;\n", "gap.jsonl": '{"
         (["run", "--input", "."], "or is a folder; give images as arguments"),
         (["run", "--input", "empty.csv"], "The file has no rows"),
         (["run", "--input", "blank.txt"], "There is nothing to predict"),
+        (["run", "", " "], "There is nothing to predict"),
         (["run", "--input", "two.csv"], r"Name the column with `--text_column`. Valid: \['0', '1'\]"),
         (["run", "--input", "gap.csv"], "Line 3 has no text; Line 5 has no text; 2 of 4 rows"),
         (["run", "--input", "gap.jsonl"], "Line 2 has no text; 1 of 2 rows"),

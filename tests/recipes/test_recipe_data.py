@@ -276,6 +276,13 @@ MISTAKES = {  # name: (files, source, options, what the message says)
 }
 
 
+def test_a_label_of_few_rows_is_for_training(tmp_path):
+    rows = [(text, f"{label},rare{i}" if i in (3, 9, 15, 20) else label) for i, (text, label) in enumerate(ROWS)]
+    splits = load_splits(write(tmp_path / "a.tsv", rows), label_separator=",")
+    assert {*splits.labels} == {"bad", "good", *(f"rare{i}" for i in (3, 9, 15, 20))}
+    assert sorted(texts(everything(splits))) == sorted(texts(ROWS)) and splits.test and splits.validation
+
+
 @pytest.mark.parametrize("files, source, options, message", MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_gets_a_clear_answer(tmp_path, monkeypatch, files, source, options, message):
     monkeypatch.chdir(tmp_path)

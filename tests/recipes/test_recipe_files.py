@@ -197,6 +197,7 @@ CHOSEN = {"prompt": "问", "chosen": "答", "rejected": "不"}
             "号,错句,改正\n" + "1,今天天汽很好。,今天天气好。\n" * 10,
             r"names, \['号', '错句', '改正'\]: choose",
         ),
+        ("a.txt", "床前明月光\n疑是地上霜\n" * 10, "Prompts and answers need two columns; masked_lm_pretraining.py"),
         ("a.json", json.dumps([{"conversation": [{"input": "问"}]}]), "XTuner's `conversation` is not read"),
         (
             "a.json",

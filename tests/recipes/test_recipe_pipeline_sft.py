@@ -84,6 +84,13 @@ def test_prompts_and_answers_are_read_by_their_columns(tmp_path):
     assert len(ROW.findall(out)) == 1
 
 
+def test_too_few_rows_for_a_step_are_refused(tmp_path):
+    (tmp_path / "rows.tsv").write_text("text\tlabel\n" + "".join(f"text {i}\t{'ab'[i % 2]}\n" for i in range(60)))
+    few = ["--data", tmp_path / "rows.tsv", "--micro_batch_num", 4, "--micro_batch_size", 16, "--length", 24]
+    with pytest.raises(Exception, match="A step needs 64 training rows and 64 test rows"):
+        forked(*few)
+
+
 def test_a_wrong_step_is_one_line():
     with pytest.raises(SystemExit, match="^error: .*invalid literal"):
         recipe.main(["--inject_overflow", "x"])
@@ -110,12 +117,12 @@ def test_it_starts_as_many_processes_as_there_are_stages_and_ends_as_they_do(mon
 @pytest.mark.parametrize("after", [2, 8, 14])
 def test_a_signal_ends_all_processes(rows, tmp_path, number, after):
     command = [sys.executable, str(FILE), "--data", str(rows), "--steps", "100000", "--length", "24"]
-    command += ["--micro_batch_num", "2", "--micro_batch_size", "4"]
+    command += ["--micro_batch_num", "2", "--micro_batch_size", "4", "--output_dir", str(tmp_path / "run")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment())
     time.sleep(after)
     process.send_signal(number)
     out, _ = process.communicate(timeout=20)  # the other processes hold the pipe for as long as they live
-    assert process.returncode in (-number, 128 + number) and b"Traceback" not in out
+    assert process.returncode in (-number, 128 + number) and b"Traceback" not in out and b"--resume" not in out
 
 
 def test_the_last_step_is_found_in_a_folder_with_any_name(tmp_path):
