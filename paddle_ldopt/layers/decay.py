@@ -39,7 +39,6 @@ class Layer:
 
 
 def lowest(layers: Iterable[Layer]) -> Layer:
-    """Return the layer farthest below the head of its tower."""
     return min(layers, key=lambda layer: layer.index - layer.depth)
 
 

@@ -141,7 +141,8 @@ class MeasuredModel:
             common = functools.reduce(operator.and_, made)
             before = [t for t in self._last(common) if t not in fed]
             ended = any(common >> len(self.towers) + t & 1 for t in before)
-            if before and (ended or min(fed.values()) == 0):  # an encoder's last norm, a projection between two towers
+            # an encoder's last norm, a projection between two towers; not LLaVA's newline beside image features
+            if before and not uses <= self.graph.concats and (ended or min(fed.values()) == 0):
                 return self._head(before)
         if len(fed) == 1 or any(fed.values()):
             return lowest(self.towers[t].layer(index) for t, index in fed.items())

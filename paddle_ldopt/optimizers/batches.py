@@ -132,7 +132,8 @@ def uncounted(tensor: Any) -> Any:
         return tensor
     if not tensor.is_contiguous():
         return tensor.detach()
-    other = paddle.empty(tensor.shape, tensor.dtype)  # Paddle's constructors of Tensors leak a list each
+    # Paddle's constructors of Tensors leak a list each; FLAGS_check_nan_inf would check what `empty` returns
+    other = paddle.zeros(tensor.shape, tensor.dtype)
     tensor._share_buffer_to(other)
     return other
 

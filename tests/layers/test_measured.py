@@ -478,6 +478,26 @@ def test_parts_that_feed_later_blocks_first_are_no_norms_of_stages():
     assert [(layer.index, layer.depth) for layer in tops] == [(5, 6), (4, 6), (4, 3)], "the last is above its tower"
 
 
+def test_what_stands_beside_the_features_of_a_tower_is_an_embedding_of_the_next():
+    class Speaker(Net):  # as LLaVA, with a learnt end of each row of the image
+        def __init__(self, run, **parts):
+            super().__init__(run, **parts)
+            self.newline = self.create_parameter([1, 1, D])
+
+    def run(self, image, ids):
+        seen = self.projector(self.eye(image))
+        newline = self.newline.expand([len(seen), 1, D])
+        return self.fc(through(self.body, paddle.concat([seen, newline, self.words(ids)], 1)))
+
+    see = lambda self, x: through(self.layers, self.patch(x))  # noqa: E731
+    eye = Net(see, patch=nn.Linear(D, D), layers=blocks(2, Parts4))
+    parts = {"fc": nn.Linear(D, 2), "words": nn.Embedding(9, D), "projector": nn.Linear(D, D)}
+    model = Speaker(run, **parts, body=blocks(4), eye=eye)
+    want = {"eye.patch": 3, "eye.layers": (2, 1), "projector": 0, "newline": 5, "words": 5, "body": (4, 1), "fc": 0}
+    _, said = check(model, (VECTORS, IDS), want, silent=False)
+    assert "past all blocks" not in said
+
+
 def test_a_stack_too_small_for_blocks_is_said():
     class Branches(nn.Layer):  # as a module of HRNet
         def __init__(self):

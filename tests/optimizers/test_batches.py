@@ -361,3 +361,16 @@ def test_batches_that_change_in_each_step_leak_nothing(name):
         if step in (19, 59):
             lists.append(sum(type(one) is list for one in gc.get_objects()))
     assert lists[1] - lists[0] < 20
+
+
+def test_paddles_check_for_nan_reads_no_memory_that_is_not_set():
+    params = parameters([[64]] * 6, "bfloat16")
+    give_gradients(params, np.random.default_rng(0))
+    left = [paddle.full([64], float("nan")).astype("bfloat16") for _ in range(200)]
+    del left  # memory that `empty` returns
+    paddle.set_flags({"FLAGS_check_nan_inf": True})
+    try:
+        ldopt.Came(1e-3, parameters=params, fused=False).step()
+    finally:
+        paddle.set_flags({"FLAGS_check_nan_inf": False})
+    assert all(bool(param.isfinite().all()) for param in params)
