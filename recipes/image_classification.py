@@ -77,7 +77,7 @@ def folder_rows(path, notes):
         except Exception:  # each format has errors of its own
             dropped.append((file.relative_to(path), "readable image"))
     if not rows:
-        raise error("There are no images that can be read in a subfolder for each class: give such a folder.", data=path)
+        raise error("There are no images that can be read in a subfolder for each class of a folder.", data=path)
     notes.drop(dropped, len(files), path)
     return rows
 
