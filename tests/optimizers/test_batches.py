@@ -364,6 +364,8 @@ def test_batches_that_change_in_each_step_leak_nothing(name):
 
 
 def test_paddles_check_for_nan_reads_no_memory_that_is_not_set(monkeypatch):
+    if paddle.get_device() != "cpu":
+        pytest.skip("Paddle's check crashes on a plug-in device")
     params = parameters([[64]] * 6, "bfloat16")
     give_gradients(params, np.random.default_rng(0))
     monkeypatch.setattr(paddle, "empty", lambda shape, dtype: paddle.full(shape, math.nan, dtype))  # as it may be
