@@ -8,6 +8,7 @@ import functools
 import io
 import os
 import re
+import signal
 import types
 from unittest import mock
 
@@ -20,7 +21,7 @@ from common.run_report import RunReport
 from distributed_launch import launch
 
 import paddle_ldopt.trainer.resume as mixin
-from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback
+from paddle_ldopt.trainer import LayerLRCallback, ScheduleCallback, StopOnSigterm, last_checkpoint
 
 STEPS = 6
 BFLOAT16 = {"bf16": True, "fp16_opt_level": "O2", "amp_master_grad": True}
@@ -298,3 +299,29 @@ def test_unified_checkpoints_go_on_in_the_same_layout_or_are_not_begun(ranks, fo
         error = rank["unified, factored"]["error"]
         assert "set unified_checkpoint=False. Received: unified_checkpoint=True, processes=2" in error
     assert not list((folder / layout / "unified, factored").glob("checkpoint-*"))
+
+
+def signalled(folder):
+    """A worker: SIGTERM comes in the second step of the first process; return how it ended, after which step."""
+    os.environ["PADDLE_RANK_IN_NODE"] = os.environ["PADDLE_TRAINER_ID"]
+    distributed_setup.complete_cpu()
+
+    class Signal(common.TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 1 and os.environ["PADDLE_TRAINER_ID"] == "0":
+                signal.raise_signal(signal.SIGTERM)
+
+    settings = {"max_steps": STEPS, "layerwise_lr_decay": 0.7, "per_device_train_batch_size": 2}
+    arguments, data = common.arguments(folder, **settings, **SETTINGS["stage1"]), common.Data()
+    trainer = common.LdoptTrainer(common.tiny_model(), args=arguments, train_dataset=data, eval_dataset=data)
+    trainer.add_callback(stop := StopOnSigterm())
+    trainer.add_callback(Signal())
+    with pytest.raises(SystemExit) as ended, stop:
+        trainer.train()
+    return ended.value.code, trainer.state.global_step
+
+
+def test_a_signal_in_one_process_ends_all_after_the_same_step(tmp_path):
+    ended = launch(signalled, ranks=2, timeout=120, folder=str(tmp_path))
+    assert ended == [(128 + signal.SIGTERM, 2)] * 2
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
