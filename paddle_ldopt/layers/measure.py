@@ -148,7 +148,7 @@ def forward_pass(
                 result = example(model) if callable(example) else model(*example)
             raw_calls.append(("", [], _ends(result)))
         except Exception as error:
-            cause = f"{type(error).__name__}: {str(error).strip()[-300:]}"
+            cause = f"{type(error).__name__}: {' '.join(str(error).split()[-40:])[-600:]}"
             failed = f"The forward pass that measures the model's layers failed ({cause})."
             advice = "Give an `example` that the model takes in evaluation mode, or a callable that runs the model."
             raise refusal(ValueError, f"{failed} {advice}", example=example) from error

@@ -107,7 +107,6 @@ HIDDEN void begin(struct work *w, void *scratch)
     w->eps = (float)t->eps[0];
     w->step = t->rule == ADAM_WEIGHT_DECAY ? t->count : (double)*t->step + 1.0;
     w->lr = t->lr;
-    w->decay = (float)(t->lr * t->weight_decay);
     if (t->rule == ADAMW) {
         begin_adamw(w);
     } else if (t->rule == ADAM_WEIGHT_DECAY) {
