@@ -30,6 +30,8 @@ def test_the_table_holds_every_optimizer_once():
     assert ldopt.list_optimizers() == ["adamwdl", "came", "lamb", "adafactor", "adamweightdecay", "muon"]
     assert [ldopt.optimizer_class(name).__name__.lower() for name in REGISTRY] == list(REGISTRY)
     assert all(info.summary for info in REGISTRY.values())
+    with pytest.raises(ValueError, match="must be one of 'adamwdl', .*nearest is 'adamwdl'. Received: name='adamwld'"):
+        ldopt.optimizer_class("adamwld")
 
 
 @pytest.mark.parametrize("name", list(REGISTRY))

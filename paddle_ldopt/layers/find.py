@@ -48,9 +48,7 @@ def _doubts(layers: Mapping[str, Layer], params: Mapping[str, Any]) -> Iterator[
             yield "all parameters are in blocks, also those of the first and the last layer"
     elif not any(layer.is_head for layer in blocks):
         yield "no parameter is in the head, so that none trains at the full rate"
-    for beside in towers.values():
-        if len(beside) > 1:
-            yield f"{quoted(beside)} count as towers beside each other"
+    yield from (f"{quoted(alike)} count as towers beside each other" for alike in towers.values() if len(alike) > 1)
     trained = {layers[name] for name, param in params.items() if param is None or not param.stop_gradient}
     if len(trained) == 1 < len(blocks):
         yield f"all trainable parameters are in one layer ({trained.pop().label})"

@@ -129,9 +129,8 @@ def forward_pass(
     model: Sublayer, example: Example, parts: Mapping[str, Sublayer], params: Mapping[str, paddle.Tensor]
 ) -> Graph:
     """Run a model on `example` in evaluation mode; `parts` are its named sublayers and itself."""
-    if isinstance(example, paddle.Tensor):
-        example = (example,)
-    if not isinstance(example, (tuple, list, Mapping)) and not callable(example):
+    given: Any = (example,) if isinstance(example, paddle.Tensor) else example
+    if not isinstance(given, (tuple, list, Mapping)) and not callable(given):
         raise wrong_type(example, "example", "a Tensor, a tuple or list, a dict, or a callable that runs the model")
     raw_calls: list[_RawCall] = []
     hooks, started = [], defaultdict[str, list[Any]](list)  # the arguments of calls that have not ended
@@ -142,10 +141,8 @@ def forward_pass(
             for path, part in parts.items():
                 hooks.append(part.register_forward_pre_hook(functools.partial(enter, path), with_kwargs=True))
                 hooks.append(part.register_forward_post_hook(functools.partial(leave, path)))
-            if isinstance(example, Mapping):
-                result = model(**example)
-            else:
-                result = example(model) if callable(example) else model(*example)
+            given, named = ((), given) if isinstance(given, Mapping) else (given, {})
+            result = given(model) if callable(given) else model(*given, **named)
             raw_calls.append(("", [], _ends(result)))
         except Exception as error:
             cause = f"{type(error).__name__}: {' '.join(str(error).split()[-40:])[-600:]}"

@@ -99,8 +99,9 @@ class MeasuredModel:
         past, alone = (union(below[n] for n in heads if made or not self._made[n]) for made in (True, False))
         first = [n for n, layer in placed.items() if not layer.index and not any(self._made[use] for use in uses[n])]
         # where all do and no head is without blocks below it, the blocks have their residual sums outside
-        through = any(not past & self._bits[name] for name in first)
-        return [name for name in first if name not in self.placed and (past if through else alone) & self._bits[name]]
+        through = {placed[name].tower for name in first if not past & self._bits[name]}
+        reached = {name: past if placed[name].tower in through else alone for name in first}
+        return [name for name in first if name not in self.placed and reached[name] & self._bits[name]]
 
     def _trace(self) -> set[str]:
         """Note each node's towers and each parameter's first blocks; return T5's tables, which all blocks read."""
@@ -118,10 +119,15 @@ class MeasuredModel:
         self._in_result = union(below[node] for node in self.graph.results)
         tables: set[str] = set()
         for t, index, inputs, outputs in self._calls:
-            fed = union(self._leaves.get(node, 0) | (0 if node in ends else below[node]) for node in inputs)
-            for layer_id, bits in ((index - 1, fed), (index, union(below[node] for node in outputs))):
-                for name in self._named(bits):
-                    self._fed[name][t] = min(layer_id, self._fed[name].get(t, layer_id))
+            fed = dict.fromkeys(self._named(union(below[node] for node in outputs)), index)
+            for node in inputs:
+                for name in self._named(self._leaves.get(node, 0) | (0 if node in ends else below[node])):
+                    if not any(self._made[node] >> len(self.towers) + one & 1 for one in self._fed[name].keys() - {t}):
+                        fed[name] = index - 1
+                    elif fed.get(name) == index:  # through residual sums around the blocks of the other tower
+                        del fed[name]
+            for name, layer_id in fed.items():
+                self._fed[name][t] = min(layer_id, self._fed[name].get(t, layer_id))
             if index == 1 < self.towers[t].depth and len(outputs) > 1:
                 started = self.graph.collect(dict.fromkeys({*inputs, *(ends.keys() - outputs)}, 1))
                 if any(started[node] for node in outputs):

@@ -232,6 +232,20 @@ def test_blocks_whose_residual_sums_are_outside_are_no_doubt():
     check(model, VECTORS, {"fc": 0, "blocks": (3, 1), "proj": 4})
 
 
+def test_an_encoder_whose_residual_sums_are_outside_below_a_decoder():
+    def run(self, x):
+        x = self.proj(x)
+        for block in self.encoder:
+            x = x + block(x)
+        queries = paddle.zeros([2, 3, D]) + self.queries.weight
+        return self.fc(through(self.decoder, queries, self.norm(x)))
+
+    ends = {"proj": nn.Linear(D, D), "norm": nn.LayerNorm(D), "queries": nn.Embedding(3, D), "fc": nn.Linear(D, 2)}
+    model = Net(run, encoder=blocks(2, Parts4), decoder=blocks(5, OtherBlock, cross=True), **ends)
+    want = {"proj": 3, "encoder": (2, 1), "norm": 0, "queries": 6, "decoder": (5, 1), "fc": 0}
+    check(model, VECTORS, want)
+
+
 def test_pairs_in_lists_without_a_forward():
     class Norm(nn.Layer):
         def __init__(self, fn):

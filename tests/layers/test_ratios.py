@@ -52,6 +52,7 @@ def test_floor_head_and_freezing():
         ({"freeze_below": float("nan")}, ValueError, "Received: freeze_below=nan"),
         ({"convention": "linear", "bound": 0.5}, ValueError, "instead of `layerwise_decay`.*layerwise_decay=0.8"),
         ({"layerwise_decay": 1, "convention": "linear"}, ValueError, "takes `bound` below 1.*convention='linear'"),
+        ({"convention": "linear", "bound": 1.5}, ValueError, r"must be in \(0, 1\]. Received: bound=1.5"),
         ({"bound": 0.5}, ValueError, "no other takes it. Received: .*convention='paddlenlp', bound=0.5"),
         ({"preserve_mean": 1}, TypeError, "must be a bool. Received: preserve_mean=1"),
         ({"towers": [0.5]}, TypeError, "`towers` must be a dict from the names of towers to decays"),

@@ -118,6 +118,14 @@ def test_towers_are_told_apart():
     assert "encoder" in str(layers.table(0.5))
 
 
+def test_rows_say_their_tower_and_multiplier():
+    names = [f"m.{t}.layers.{i}.{part}" for t in ("text", "image", "fusion") for i in (0, 1) for part in PARTS]
+    header, rows = LayerMap.from_names([*names, "head.w"]).table(LayerDecay(0.5, multipliers={"text": 3.0})).cells()
+    multiplier = {row[0]: row[header.index("multiplier")] for row in rows}
+    assert multiplier.pop("text block 0") == multiplier.pop("text block 1") == "3"
+    assert {*multiplier} > {"image block 0", "fusion block 1"} and {*multiplier.values()} == {"-"}
+
+
 @pytest.mark.parametrize("tower", ["[/x]", "[red]", ":smile:", "$x_{$", "_hidden"])
 def test_names_are_no_markup(tmp_path, tower):
     names = [f"{t}.layers.{i}.{part}" for t in (tower, "text") for i in (0, 1) for part in PARTS]

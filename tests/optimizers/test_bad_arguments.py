@@ -69,7 +69,7 @@ def of_one_name(params):
     [
         (lambda p: [], ValueError, r"no trainable parameter. Received: parameters=\[\]"),
         (lambda p: [q.detach() for q in p], ValueError, r"no trainable parameter. Received: \d+ parameters, all froz"),
-        (lambda p: [{"params": p, "betas": (0.9, 0.99)}], ValueError, "may only have the keys .*Received: betas"),
+        (lambda p: [{"params": p, "betas": (0.9, 0.99)}], ValueError, r"may only have the keys .*'\. Received: betas"),
         (lambda p: [{"learning_rate": 1.0}], ValueError, "must have 'params'"),
         (lambda p: [{"params": p, "learning_rate": -1.0}], ValueError, r"in \[0, inf\). Received: learning_rate=-1.0"),
         (lambda p: [{"params": p, "learning_rate": "x"}], TypeError, "a multiplier.*Received: learning_rate='x'"),

@@ -65,6 +65,12 @@ def test_options_of_a_curve(kind, options, want):
     np.testing.assert_allclose(rates(get_scheduler(kind, 1.0, 3, 7, options), 8), want, atol=1e-6)
 
 
+def test_a_warmup_of_the_shape_one_minus_sqrt():
+    specific = {"num_decay_steps": 0, "warmup_type": "1-sqrt"}
+    got = rates(get_scheduler("warmup_stable_decay", 1.0, 25, 25, specific), 25)
+    np.testing.assert_allclose([got[k] for k in (0, 9, 16, 21, 24)], [0, 0.2, 0.4, 0.6, 0.8], atol=1e-6)
+
+
 def test_a_warmup_of_two_steps_from_a_given_rate_ends_at_the_peak():
     specific = {"min_lr_rate": 0.2, "warmup_lr_rate": 0.25}
     got = rates(get_scheduler("cosine_warmup_with_min_lr", 1.0, 2, 4, specific), 4)
