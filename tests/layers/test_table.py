@@ -74,6 +74,8 @@ def test_the_table_shows_hooks_undecayed_optimizers_and_schedules_of_groups_that
     groups = [{"params": [model.norm.weight], "lr": warmup}, {"params": [model.norm.bias], "lr": 0.1}]
     rate = rates_of_optimizer(ldopt.Lamb(0.1, params=groups))[model.norm.weight.name]
     assert rate.now == 0.0 and not rate.frozen
+    opt = ldopt.Lamb(0.0, params=[{"params": [model.norm.weight], "lr": 0.5}, {"params": [model.norm.bias]}])
+    assert rates_of_optimizer(opt)[model.norm.weight.name].now == 0.5
 
 
 @pytest.mark.parametrize("scheduled", [False, True])

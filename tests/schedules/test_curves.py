@@ -321,6 +321,9 @@ def test_what_counts_as_better(mode, threshold_mode):
     assert schedule.num_bad_epochs == 0 and schedule.best == bar + sign * 1e-6
     schedule.step(math.nan)
     assert schedule.num_bad_epochs == 1
+    below_zero = ReduceLROnPlateau(0.1, mode=mode)  # such as a log-likelihood
+    below_zero.step(-10.0)
+    assert below_zero.best == -10.0 and below_zero.num_bad_epochs == 0
 
 
 def test_metrics(capsys):
