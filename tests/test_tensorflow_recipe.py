@@ -150,6 +150,8 @@ def test_the_signature_is_transformers_and_arguments_reach_the_optimizer():
     # the others: test_trajectory_under_warm_up_is_the_references
     config = decaying(adam_global_clipnorm=0.7, multi_precision=True, model=net()).get_config()
     assert config["global_clipnorm"] == 0.7 and config["multi_precision"] is True
+    config = decaying(model=net()).get_config()
+    assert (config["amsgrad"], config["global_clipnorm"], config["multi_precision"]) == (False, None, False)
 
 
 @pytest.mark.parametrize(
@@ -178,3 +180,6 @@ def test_a_training_that_ends_within_the_warmup_of_the_factory_is_warned_of():
     with pytest.warns(UserWarning, match="Received: num_warmup_steps=8, num_train_steps=2"):
         _, schedule = create_optimizer(1.0, 2, 8, model=paddle.nn.Linear(2, 2))
     assert [schedule(step) for step in (1, 7, 8)] == [0.125, 0.875, 0.0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a warm-up as long as the training
+        create_optimizer(1.0, 2, 2, model=paddle.nn.Linear(2, 2))

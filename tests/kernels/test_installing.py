@@ -10,6 +10,8 @@ import pytest
 import reference
 import smoke
 
+from paddle_ldopt import kernels
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -35,6 +37,12 @@ def two_steps(built, wanted):
     run = subprocess.run(command, cwd=built, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-2000:]
     return {name: float(total) for name, total in map(str.split, run.stdout.splitlines())}
+
+
+def test_a_library_that_was_built_can_be_used():
+    """Without it, the tests that need it are skipped."""
+    built, why = [*(ROOT / "paddle_ldopt" / "kernels").glob("libstep*.so")], kernels.found()[1]
+    assert not built or why is None, why
 
 
 @reference.needs_library

@@ -189,7 +189,7 @@ def test_what_is_not_sure_is_said(names, said):
         (["conv1.weight", "fc.weight"], "Found no stack of blocks .*`example=`.*conv1.weight"),
         (["embed.w", *stack("trunk", 12), "head.w"], "the lists trunk may be blocks.*`rules`, which may be a function"),
         (["embed.w", *stack("parts.0.layers", 3), *stack("parts.1.layers", 3), "head.w"], "lists parts may be blocks"),
-        (["embed.w", *stack("layers", 3), *stack("highway", 3)], "of all items; the lists highway may be.*`example=`"),
+        (["embed.w", *stack("layers", 3), *stack("highway", 3)], "or stages; the lists highway may be.*`example=`"),
         ([f"layers.{'9' * 5000}.w", "layers.².w"], "Found no stack"),
     ],
 )

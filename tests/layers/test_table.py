@@ -1,9 +1,11 @@
 """The layer table and the plot: planned, and read back from an optimizer."""
 
+import io
 import json
 
 import paddle
 import pytest
+import rich.console
 from layer_models import PARTS, Tied, names_of, tied
 from matplotlib.figure import Figure
 from measured_models import VECTORS, Block, D, Net, blocks, through
@@ -118,6 +120,15 @@ def test_towers_are_told_apart():
     want.update({("decoder", f"block {i}"): 0.5 ** (3 - i) for i in range(3)})
     assert list(shown.items()) == list(want.items()) and len(rows) == 7
     assert "encoder" in str(layers.table(0.5))
+
+
+@pytest.mark.parametrize("width", [200, 60])
+def test_a_table_breaks_cells_only_where_it_must(width):
+    layers = LayerMap.from_names([*names_of(), "head.own"])
+    text, decay = io.StringIO(), LayerDecay(0.5, multipliers={"own": 0.123})
+    rich.console.Console(file=text, width=width).print(layers.table(decay, 1.23456e-5))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width and any("0.123..1" in line for line in lines) == (width == 200)
 
 
 def test_rows_say_their_tower_and_multiplier():

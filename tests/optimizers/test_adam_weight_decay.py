@@ -140,6 +140,17 @@ def test_config_keeps_everything():
     assert set(given) == every - objects, "an argument that the configuration forgets"
 
 
+def test_the_defaults_are_transformers_and_the_name_is_in_the_keys_of_the_state():
+    param = paddle.create_parameter([2], "float32")
+    for given, prefix in (({}, ""), ({"name": "mine"}, "mine_")):
+        opt = AdamWeightDecay(parameters=[param], **given)
+        defaults = {"learning_rate": 1e-3, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": False}
+        assert defaults.items() <= opt.get_config().items()
+        param.sum().backward()
+        opt.step()
+        assert any(key.endswith(f".w_0_fp32_master_0_{prefix}moment1_0") for key in opt.state_dict())
+
+
 def test_a_config_has_the_present_rate_and_what_it_cannot_hold_must_be_given_again():
     params, name_dict = make_params({"w": np.ones(2)})
     parameters = list(params.values())

@@ -218,6 +218,14 @@ def test_parameters_that_are_added_are_refused(name):
         make(name, [early])._add_param_group({"params": [late]})
 
 
+def test_a_parameter_of_no_layer_is_refused_in_a_built_optimizer():
+    model = Net()
+    layers, late = ldopt.LayerMap.from_model(model), paddle.create_parameter([2, 2], "float32")
+    opt = ldopt.AdamWDL(parameters=[{"params": model.parameters()}], layers=layers, layerwise_decay=0.5)
+    with pytest.raises(ValueError, match="another optimizer for them.*Received: 1 more parameters, such as"):
+        opt._add_param_group({"params": [late]})
+
+
 class OwnRate(RuleOptimizer):
     sets_own_lr = True
 

@@ -35,6 +35,12 @@ def test_matches_the_float64_reference(dtype, options):
     close(train(arrays, grads, 0.01, dtype, **options), lamb(arrays, grads, lr=0.01, **options), dtype)
 
 
+@pytest.mark.parametrize("fused", [None, False])
+def test_weights_of_zero_take_a_whole_step(fused):
+    got = train({"w": np.zeros([2, 3])}, [{"w": np.full([2, 3], 0.5)}], 0.1, "float32", fused=fused)
+    close(got, {"w": np.full([2, 3], -0.1)}, "float32")
+
+
 NAMES = {"encoder.LayerNorm.gamma": [3], "encoder.LayerNorm.beta": [3], "encoder.dense.weight": [3, 3]}
 
 

@@ -95,6 +95,14 @@ def test_a_plateau_schedule_has_no_best_before_its_first_metric(path):
         used.rate.step(paddle.to_tensor(3.0))
 
 
+def test_a_plateau_that_waits_for_a_maximum_has_its_infinity(path):
+    fresh, used = (Run("adamwdl", rate=ldopt.ReduceLROnPlateau(1e-3, mode="max")) for _ in range(2))
+    used.rate.step(5.0)
+    ldopt.save_optimizer(path, fresh.optimizer, fresh.model)
+    ldopt.load_optimizer(path, used.optimizer, used.model)
+    assert used.rate.best == float("-inf")
+
+
 TENSORS = {  # what -> a function that changes the entry of a tensor in the header
     "gone": lambda tensors, n: tensors.pop(n),
     "renamed": lambda tensors, n: tensors.update({f"{n}x": tensors.pop(n)}),
