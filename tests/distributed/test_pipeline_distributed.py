@@ -50,6 +50,7 @@ def slow(degrees):
     ("kinds", "degrees"),
     [
         ({"staged": ["came", "adafactor", "ragged"]}, {"pp": 2}),
+        ({"staged": ["lamb", "ragged"]}, {"pp": 2, "delay_scale_loss": True}),
         ({"staged": ["lamb", "ragged"], "whole": ["came", "ragged"]}, {"dp": 2}),
         # slices of parameters: the norm is that of all, and update rules are answered with sums over all
         ({"whole": ["came", "ragged"]}, SHARDED),
