@@ -199,6 +199,20 @@ def test_the_resume_mixin_alone_makes_the_plain_trainer_exact(tmp_path, form):
         run("resumed", str(checkpoint))
 
 
+def test_a_resume_that_skips_no_data_is_the_trainers(tmp_path):
+    class Plain(ResumeMixin, common.Trainer):
+        pass
+
+    def run(cls, folder, resume=None, **more):
+        settings = {"max_steps": 9, "save_steps": 8, **common.checkpoint_format("plain"), **more}
+        args = common.arguments(tmp_path / folder, common.TrainingArguments, **settings)
+        return state_of(common.run(folder, resume=resume, cls=cls, args=args))
+
+    run(Plain, "whole")
+    resume = {"resume": str(tmp_path / "whole/checkpoint-8"), "ignore_data_skip": True}  # in the middle of an epoch
+    assert run(Plain, "ours", **resume) == run(common.Trainer, "theirs", **resume)
+
+
 def build_passed(kind, model):
     how = {"layerwise_decay": 0.8, "layers": ldopt.LayerMap.from_model(model)}
     if kind == "came":
