@@ -56,8 +56,8 @@ def read_inputs(args, expected, notes):
         text = decode(path, args.encoding)
         lines = [line for line in text.split("\n") if line.strip()]
         column = wanted["text_column"] = trained_on.get("text_column")
-        tabbed = path.is_file() and width == 1 and lines and all("\t" in line for line in lines)
-        if not tabbed or (column and not column.isdigit() and column not in lines[0].split("\t")):
+        tabbed = path.is_file() and lines and all("\t" in line for line in lines)
+        if not tabbed or not (column in lines[0].split("\t") if column and not column.isdigit() else width == 1):
             return _lines(io.StringIO(text), width, path, notes)
     likely = [name for name in map(trained_on.get, wanted) if name and not name.isdigit()]
     names, table = read_table(path, wanted, args.has_header, args.encoding, [*likely, *prompts])

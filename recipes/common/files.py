@@ -270,7 +270,7 @@ def read_tagged(path, word_column=0, tag_column=-1, encoding=None, notes=None):
         words.append(cells[word_column])
         tags.append(cells[tag_column])
     if all(re.fullmatch("O|[BIMESLU]_.+", tag) for _, each in rows for tag in each):  # entities, as B-PER
-        rows = [(words, [tag.replace("_", "-", 1) for tag in each]) for words, each in rows]
+        return [(words, [tag.replace("_", "-", 1) for tag in each]) for words, each in rows]
     return rows
 
 
@@ -296,7 +296,7 @@ def tagged(record, source, notes=None):
     if isinstance(words, str):
         notes.texts, places = True, [match.span() for match in WORD.finditer(words)]
     tags = ["O"] * len(places)
-    for begin, end, kind in sorted(_spans(found, source), key=lambda span: span[0] - span[1]):  # the longest first
+    for begin, end, kind in sorted(_spans(found, words, source), key=lambda span: span[0] - span[1]):  # longest first
         if not 0 <= begin < end <= len(words):
             raise error("A span is outside of its text.", source=source, span=(begin, end, kind))
         inside = [i for i, (first, last) in enumerate(places) if first < end and begin < last]
@@ -307,16 +307,17 @@ def tagged(record, source, notes=None):
     return [words[first:last] if isinstance(words, str) else words[first] for first, last in places], tags
 
 
-def _spans(found, source):
+def _spans(found, text, source):
     """Return [(begin, end, kind), ...] of CLUENER's dicts (the last character is inside) or of lists of spans."""
     if isinstance(found, dict):
         return [(a, b + 1, kind) for kind, each in found.items() for places in each.values() for a, b in places]
-    keys = (("start", "start_offset"), ("end", "end_offset"), ("type", "label", "entity_group"))
+    keys = [("start", "start_offset", "start_idx"), ("end", "end_offset", "end_idx"), ("type", "label", "entity_group")]
+    keys += [("entity", "word", "text")]  # CMeEE's ends are inside, which only the text of a span tells
     read = lambda span: [next((span[name] for name in names if name in span), None) for names in keys]  # noqa: E731
-    spans = [tuple(read(span) if isinstance(span, dict) else span) for span in found]
-    if wrong := [span for span in spans if len(span) != 3 or None in span]:
-        raise error("A span needs its start, its end and its label.", source=source, span=wrong[0])
-    return spans
+    spans = [read(span) if isinstance(span, dict) else [*span, None] for span in found]
+    if wrong := [span for span in zip(found, spans) if len(span[1]) != 4 or None in span[1][:3]]:
+        raise error("A span needs its start, its end and its label.", source=source, span=wrong[0][0])
+    return [(a, b + (text[a:b] != word == text[a : b + 1]), kind) for a, b, kind, word in spans]
 
 
 def noted(folder):

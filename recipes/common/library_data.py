@@ -70,8 +70,7 @@ def tagged_docstrings():
     usual |= dict.fromkeys(EXCEPTIONS, "B-EXCEPTION")
     for _, arguments, docstring in functions():
         words = re.findall(r"\w+|[^\w\s]", docstring)[:40]
-        known = {**usual, **dict.fromkeys(arguments, "B-ARGUMENT")}
-        tags = [known.get(word, "O") for word in words]
+        tags = ["B-ARGUMENT" if word in arguments else usual.get(word, "O") for word in words]
         if "B-ARGUMENT" in tags:
             rows.append((words, tags))
     return deal(rows[:1200], lambda row: " ".join(row[0]), source_of("Words of docstrings"))

@@ -119,7 +119,7 @@ def split_files(path, suffixes):
     for split, stems in STEMS.items():
         files = [file.name for file in inside if {file.name.split(".")[0], file.suffix[1:].lower()} & {*stems}]
         if len(files) > 1 or (split == "train" and not files):
-            raise error(f"The folder must have one {split} file ({', '.join(suffixes)}), not {files}.", source=path)
+            raise error(f"The folder must have one {split} file, as {split}{suffixes[0]}, not {files}.", source=path)
         if files:
             found[split] = path / files[0]
     return found

@@ -92,6 +92,10 @@ TAGGED = {
     "a.json": (json.dumps([{"tokens": TAGS[0], "ner_tags": TAGS[1]}, {"tokens": ["我"], "ner_tags": ["O"]}]), TAGS),
     "clue.json": (json.dumps({"text": "我在北京", "label": {"LOC": {"北京": [[2, 3]]}}}), TAGS),
     "spans.jsonl": (json.dumps({"text": "我在北京", "entities": [{"start": 2, "end": 4, "label": "LOC"}]}), TAGS),
+    "cmeee.json": (
+        json.dumps({"text": "我在北京", "entities": [{"start_idx": 2, "end_idx": 3, "type": "LOC", "entity": "北京"}]}),
+        TAGS,
+    ),
     "doccano.jsonl": (json.dumps({"text": "我在北京", "label": [[2, 4, "LOC"]]}), TAGS),
 }
 
