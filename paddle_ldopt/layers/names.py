@@ -105,7 +105,7 @@ class NamedModel:
         if unknown >= known and (self.towers or not any(index > 0 for index in self.placed.values())):
             others = ", ".join(found.name or "of the model" for found in self.unknown)
             lists = f"; the lists {others} may be blocks" if others else ""
-            wrong = f"Found no stack of blocks by names (lists called layers, blocks, h or stages{lists}). {_HOW}"
+            wrong = f"Found no stack of blocks by names (most items in layers, blocks, h or stages{lists}). {_HOW}"
             raise refusal(NoBlocksError, wrong, names=first_few(self.tree.names, 8))
         if self.unknown or len({_ROLES.sub("", tower.name) for tower in self.towers}) > 1:  # no encoder and decoder
             for tower in [tower for tower in self.towers if not self._is_placed(tower)]:

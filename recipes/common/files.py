@@ -315,8 +315,8 @@ def _spans(found, text, source):
     keys += [("entity", "word", "text")]  # CMeEE's ends are inside, which only the text of a span tells
     read = lambda span: [next((span[name] for name in names if name in span), None) for names in keys]  # noqa: E731
     spans = [read(span) if isinstance(span, dict) else [*span, None] for span in found]
-    if wrong := [span for span in zip(found, spans) if len(span[1]) != 4 or None in span[1][:3]]:
-        raise error("A span needs its start, its end and its label.", source=source, span=wrong[0][0])
+    if wrong := [given for given, span in zip(found, spans) if len(span) != 4 or None in span[:3]]:
+        raise error("A span needs its start, its end and its label.", source=source, span=wrong[0])
     return [(a, b + (text[a:b] != word == text[a : b + 1]), kind) for a, b, kind, word in spans]
 
 

@@ -265,6 +265,10 @@ def test_pairs_are_read_from_arguments_and_lines(labels, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("a text\n")
     with pytest.raises(SystemExit, match="Line 1 must be two texts with a tab between them.*a.txt"):
         predict.main([str(labels_of_pairs), "--input", str(tmp_path / "a.txt")])
+    columns = {"text_column": "one", "text_pair_column": "other"}
+    of_columns = note(shutil.copytree(labels, tmp_path / "columns"), pair=True, columns=columns)
+    (tmp_path / "b.txt").write_text("id\tone\tother\n1\ta text\tits partner\n2\tanother\tone\n")
+    assert len(predicted(capsys, of_columns, "--input", tmp_path / "b.txt").splitlines()) == 2
     with pytest.raises(SystemExit, match="reads pairs: give an even number of texts"):
         predict.main([str(labels_of_pairs), *TEXTS])
 
