@@ -99,9 +99,8 @@ class MeasuredModel:
         past, alone = (union(below[n] for n in heads if made or not self._made[n]) for made in (True, False))
         first = [n for n, layer in placed.items() if not layer.index and not any(self._made[use] for use in uses[n])]
         # where all do and no head is without blocks below it, the blocks have their residual sums outside
-        through = {placed[name].tower for name in first if not past & self._bits[name]}
-        reached = {name: past if placed[name].tower in through else alone for name in first}
-        return [name for name in first if name not in self.placed and reached[name] & self._bits[name]]
+        through = any(not past & self._bits[name] for name in first)
+        return [name for name in first if name not in self.placed and (past if through else alone) & self._bits[name]]
 
     def _trace(self) -> set[str]:
         """Note each node's towers and each parameter's first blocks; return T5's tables, which all blocks read."""

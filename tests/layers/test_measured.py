@@ -243,7 +243,19 @@ def test_an_encoder_whose_residual_sums_are_outside_below_a_decoder():
     ends = {"proj": nn.Linear(D, D), "norm": nn.LayerNorm(D), "queries": nn.Embedding(3, D), "fc": nn.Linear(D, 2)}
     model = Net(run, encoder=blocks(2, Parts4), decoder=blocks(5, OtherBlock, cross=True), **ends)
     want = {"proj": 3, "encoder": (2, 1), "norm": 0, "queries": 6, "decoder": (5, 1), "fc": 0}
-    check(model, VECTORS, want)
+    check(model, VECTORS, want, silent=False)
+
+
+def test_a_stem_that_also_reaches_the_result_of_a_decoder_is_listed():
+    def run(self, x):
+        stem = self.proj(x)
+        queries = paddle.zeros([2, 5, D]) + self.queries.weight
+        return self.fc(through(self.decoder, queries, through(self.encoder, stem)) + stem)
+
+    ends = {"proj": nn.Linear(D, D), "queries": nn.Embedding(5, D), "fc": nn.Linear(D, 2)}
+    model = Net(run, encoder=blocks(2, Parts4), decoder=blocks(5, OtherBlock, cross=True), **ends)
+    _, said = places(model, VECTORS, silent=False)
+    assert "'proj' feed the head also past all blocks" in said
 
 
 def test_pairs_in_lists_without_a_forward():
